@@ -1,0 +1,55 @@
+# The two commands a newcomer needs are `make up` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+HOST ?= 127.0.0.1
+PORT ?= 8321
+DATABASE ?= sqlite:///kdatune.db
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: up serve setup check test fmt clean help
+
+help:  ## what each target does
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "kdatune needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+
+# Without a card the service needs no torch: gigabytes and minutes saved.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	if nvidia-smi -L >/dev/null 2>&1; then $(PIP) install -q -c constraints.txt -e '.[gpu]'; else $(PIP) install -q -c constraints.txt -e .; fi
+	touch $@
+
+# The tests run torch on the CPU and Triton's interpreter and compiler. A CUDA build of torch brings its own Triton; a CPU
+# build brings none, and then the oldest supported one is taken: what must work there.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt torch==2.13.0
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q -c constraints.txt triton==3.6.0
+	$(PIP) install -q -c constraints.txt -e '.[gpu,dev]'
+	touch $@ $(VENV)/.installed
+
+up: $(VENV)/.installed  ## install, migrate, tune the default shapes, serve
+	KDATUNE_DATABASE_URL=$(DATABASE) $(BIN)/kdatune up --host $(HOST) --port $(PORT)
+
+serve: $(VENV)/.installed  ## serve what is stored
+	KDATUNE_DATABASE_URL=$(DATABASE) $(BIN)/kdatune serve --host $(HOST) --port $(PORT)
+
+setup: $(VENV)/.dev  ## the development environment in .venv
+
+check: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.dev  ## let ruff fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(VENV)/.dev  ## the whole test suite
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

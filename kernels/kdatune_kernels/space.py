@@ -1,0 +1,260 @@
+"""Legal values of K1Config and K2Config, the default, and THE one predicate `config_ok`. Stdlib only.
+
+Rules of the limits used here (CUDA C++ Programming Guide, compute capabilities table): 64 K registers an SM handed out in
+units of 256 a warp; shared memory a block may ask for is Gpu.smem_per_block_bytes.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from kdatune_kernels.spec import CHUNK_TOKENS
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import canonical
+from kdatune_kernels.spec import digest
+
+# Legal values a field. The search walks `k1_configs` / `k2_configs`, a subset of the product of these.
+K1_LEGAL: dict[str, tuple[object, ...]] = {
+    "variant": ("triton", "cp_async", "tma"),
+    "num_warps": (1, 2, 4, 8),
+    "chunks_per_program": (1, 2, 4),
+    "head_fast": (False, True),
+    "maxnreg": (None, 96, 128, 168),
+    "transposed_dots": (False, True),
+    "fast_reciprocal": (False, True),
+    "load_policy": ("default", "evict_last"),
+    "gate_halves": (1, 2),
+    "swizzle_bytes": (0, 64, 128),
+}
+K2_LEGAL: dict[str, tuple[object, ...]] = {
+    "variant": ("triton", "ws"),
+    "block_v": (32, 64, 128),
+    "num_warps": (4, 8),
+    "stages_in": (1, 2, 3, 4, 5, 6, 7, 8),
+    "stages_out": (0, 1, 2, 3, 4),
+    "transposed": (False, True),
+    "consumers": (1, 2),
+    "load_warps": (0, 1, 2, 4),
+    "store_warps": (0, 1, 2, 4),
+    "maxnreg": (None, 96, 128, 168),
+    "consumer_regs": (None, 152, 168, 184, 200, 216, 232, 240),
+    "load_regs": (None, 24, 32, 40),
+    "store_regs": (None, 24, 32, 40),
+    "defer_store": (False, True),
+    "decay_position": (0, 1, 2),
+}
+
+# Fields a variant reads; the others must stand at their defaults, so that equal launches have equal JSON.
+_K1_READS = {
+    "triton": {"num_warps", "chunks_per_program", "head_fast", "maxnreg"},
+    "cp_async": {"head_fast", "transposed_dots", "fast_reciprocal", "load_policy"},
+    "tma": {"head_fast", "transposed_dots", "fast_reciprocal", "gate_halves", "swizzle_bytes"},
+}
+_K2_READS = {
+    "triton": {"block_v", "num_warps", "stages_in", "transposed"},
+    "ws": set(K2_LEGAL) - {"variant", "transposed"},
+}
+_K1_IDLE = {"cp_async": K1Config(variant="cp_async", num_warps=1), "tma": K1Config(variant="tma", num_warps=1)}
+
+
+def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu | None) -> str | None:
+    """None when the config may be launched for the shape on the card, else the reason why not.
+
+    gpu None means Triton's interpreter on CPU tensors, where only the plain Triton variants run.
+    """
+    if isinstance(config, LaunchConfig):
+        if config.precision not in ("fp16", "bf16"):
+            return f"precision={config.precision!r} is not one of fp16, bf16"
+        return config_ok(config.k1, shape, gpu) or config_ok(config.k2, shape, gpu)
+    name, legal = ("k1", K1_LEGAL) if isinstance(config, K1Config) else ("k2", K2_LEGAL)
+    for field, values in legal.items():
+        value = getattr(config, field)
+        if not any(type(value) is type(v) and value == v for v in values):
+            return f"{name}.{field}={value!r} is not one of {', '.join(map(str, values))}"
+    if gpu is None and config.variant != "triton":
+        return f"{name}.variant={config.variant} needs a card; the interpreter runs triton only"
+    if gpu is not None and config.variant != "triton" and gpu.compute_capability != "9.0":
+        return f"{name}.variant={config.variant} needs compute capability 9.0, {gpu.name} has {gpu.compute_capability}"
+    if gpu is not None and gpu.major < 8:
+        return f"{gpu.name} has compute capability {gpu.compute_capability}; 8.0 is the least that runs these kernels"
+    return _k1_ok(config, gpu) if isinstance(config, K1Config) else _k2_ok(config, shape, gpu)
+
+
+def _idle(config: K1Config | K2Config, reads: set[str], neutral: K1Config | K2Config) -> str | None:
+    for field in type(config).__dataclass_fields__:
+        if field != "variant" and field not in reads and getattr(config, field) != getattr(neutral, field):
+            return f"{field} is not read by variant {config.variant} and must be {getattr(neutral, field)!r}"
+    return None
+
+
+def _k1_ok(config: K1Config, gpu: Gpu | None) -> str | None:
+    idle = _idle(config, _K1_READS[config.variant], _K1_IDLE.get(config.variant, K1Config()))
+    if idle:
+        return idle
+    if config.maxnreg is not None and gpu is not None and config.maxnreg * 32 * config.num_warps > gpu.registers_per_sm:
+        return f"k1.maxnreg={config.maxnreg} x {config.num_warps} warps is more than the {gpu.registers_per_sm} registers of an SM"
+    return None
+
+
+def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
+    idle = _idle(config, _K2_READS[config.variant], K2Config())
+    if idle:
+        return idle
+    if shape.V % config.block_v:
+        return f"k2.block_v={config.block_v} does not divide V={shape.V}"
+    if config.variant == "triton":
+        if config.stages_in > 4 or config.stages_in < 1:
+            return f"k2.stages_in={config.stages_in} is outside 1..4 for variant triton"
+        if config.transposed and config.block_v == 32:
+            return "k2.transposed needs block_v >= 64"
+        smem = k2_smem_bytes(config, shape)
+        if gpu is not None and smem > gpu.smem_per_block_bytes:
+            return f"k2 needs about {smem} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
+        return None
+    return _k2_ws_ok(config, shape, gpu)
+
+
+def _k2_ws_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
+    if config.stages_in < 2:
+        return "k2.stages_in must be >= 2 for variant ws: the load partition runs ahead of the MMA partition"
+    if min(config.stages_out, config.load_warps, config.store_warps) < 1:
+        return "k2.stages_out, load_warps and store_warps must be >= 1 for variant ws"
+    if config.load_regs is None or config.store_regs is None:
+        return "k2.load_regs and store_regs must be set for variant ws"
+    # one warpgroup's wgmma covers 64 rows of the transposed state
+    rows = 16 * config.num_warps * config.consumers
+    if rows != config.block_v:
+        return f"k2: {config.consumers} x {config.num_warps} MMA warps cover {rows} rows, block_v is {config.block_v}"
+    if (config.consumers == 2) != (config.consumer_regs is not None):
+        return "k2.consumer_regs belongs to the second MMA partition: set it exactly when consumers is 2"
+    warps = k2_total_warps(config)
+    if gpu is None:
+        return None
+    if warps > gpu.warps_per_sm:
+        return f"k2 starts {warps} warps, an SM of {gpu.name} holds {gpu.warps_per_sm}"
+    if config.maxnreg is not None and config.maxnreg * 32 * warps > gpu.registers_per_sm:
+        return f"k2.maxnreg={config.maxnreg} x {warps} warps is more than the {gpu.registers_per_sm} registers of an SM"
+    if config.consumers == 2 and config.maxnreg is None:
+        return "k2.maxnreg must be set when consumers is 2: it sizes the register pool the partitions share"
+    smem = k2_smem_bytes(config, shape)
+    if smem > gpu.smem_per_block_bytes:
+        return f"k2 needs {smem} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
+    return None
+
+
+def k2_total_warps(config: K2Config) -> int:
+    """Warps a CTA really starts: the load and store warps together are padded to a warpgroup of four."""
+    side = config.load_warps + config.store_warps
+    return config.consumers * config.num_warps + -(-side // 4) * 4
+
+
+def k2_smem_bytes(config: K2Config, shape: Shape) -> int:
+    """Shared memory of one K2 CTA: the input ring, the output ring, barriers and the dispatch state."""
+    tile = (3 * CHUNK_TOKENS * shape.K + 2 * CHUNK_TOKENS**2 + CHUNK_TOKENS * config.block_v) * 2 + shape.K * 4
+    if config.variant == "triton":
+        return tile * max(0, config.stages_in - 1)
+    out = CHUNK_TOKENS * config.block_v * 2
+    # 512: barriers and the warp-specialisation mailbox (H200, Triton 3.6.0: 408 measured at 4 in / 2 out)
+    return tile * config.stages_in + out * config.stages_out + 512
+
+
+def k1_configs() -> Iterator[K1Config]:
+    """Every K1 config that the search considers, in a fixed order."""
+    for warps, head_fast, chunks, maxnreg in itertools.product((1, 2, 4, 8), (False, True), (1, 2, 4), (None, 96, 128)):
+        yield K1Config(num_warps=warps, head_fast=head_fast, chunks_per_program=chunks, maxnreg=maxnreg)
+    for dots, head_fast, rcp in itertools.product((True, False), (False, True), (True, False)):
+        for policy in ("default", "evict_last"):
+            yield K1Config(
+                variant="cp_async",
+                num_warps=1,
+                head_fast=head_fast,
+                transposed_dots=dots,
+                fast_reciprocal=rcp,
+                load_policy=policy,  # type: ignore[arg-type]
+            )
+        for halves, swizzle in itertools.product((1, 2), (0, 64, 128)):
+            yield K1Config(
+                variant="tma",
+                num_warps=1,
+                head_fast=head_fast,
+                transposed_dots=dots,
+                fast_reciprocal=rcp,
+                gate_halves=halves,
+                swizzle_bytes=swizzle,
+            )
+
+
+def _ws(tile: str, stages_in: int, stages_out: int, defer: bool, decay: int, split: tuple[int, int] = (1, 1)) -> K2Config:
+    block_v, warps, consumers, maxnreg, regs = {
+        "64": (64, 4, 1, None, None),
+        "64r128": (64, 4, 1, 128, None),
+        "128w8": (128, 8, 1, 168, None),
+        "128c2": (128, 4, 2, 168, 232),
+    }[tile]
+    return K2Config(
+        variant="ws",
+        block_v=block_v,
+        num_warps=warps,
+        stages_in=stages_in,
+        stages_out=stages_out,
+        consumers=consumers,
+        load_warps=split[0],
+        store_warps=split[1],
+        maxnreg=maxnreg,
+        consumer_regs=regs,
+        load_regs=24,
+        store_regs=24,
+        defer_store=defer,
+        decay_position=decay,
+    )
+
+
+def k2_configs() -> Iterator[K2Config]:
+    """Every K2 config that the search considers, in a fixed order."""
+    for tile, si, so, defer, decay in itertools.product(
+        ("64", "64r128", "128w8", "128c2"), (2, 3, 4, 5, 6), (1, 2, 4), (False, True), (0, 1, 2)
+    ):
+        yield _ws(tile, si, so, defer, decay)
+    # Other splits only around the depths that win: on an H200 they moved the best by 0.5 % and only at 3 or 4 stages in.
+    for split, si, so in itertools.product(((2, 1), (1, 2), (2, 2), (4, 1), (1, 4)), (3, 4, 5), (1, 2)):
+        for tile, defer, decay in (("64r128", True, 2), ("64r128", False, 0), ("128c2", True, 1), ("128c2", False, 1)):
+            yield _ws(tile, si, so, defer, decay, split)
+    for block_v, transposed, stages, warps in itertools.product((32, 64, 128), (False, True), (1, 2, 3, 4), (4, 8)):
+        yield K2Config(block_v=block_v, transposed=transposed, stages_in=stages, num_warps=warps)
+
+
+def legal_k1(shape: Shape, gpu: Gpu | None) -> list[K1Config]:
+    """The K1 search space of a shape on a card: what config_ok lets through."""
+    return [c for c in k1_configs() if config_ok(c, shape, gpu) is None]
+
+
+def legal_k2(shape: Shape, gpu: Gpu | None) -> list[K2Config]:
+    """The K2 search space of a shape on a card: what config_ok lets through."""
+    return [c for c in k2_configs() if config_ok(c, shape, gpu) is None]
+
+
+def space_hash() -> str:
+    """Identity of the search space: changes when a config is added, dropped or renamed."""
+    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs())])
+
+
+# cp.async wins at 4,096 and 6,144 tiles, TMA at 32,768 and 49,152 (H200); between them untested.
+_TMA_FROM_TILES = 16384
+
+
+def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
+    """The analytic default: what runs when nothing measured is known. Always passes config_ok."""
+    if gpu is None or gpu.compute_capability != "9.0":
+        # 32 columns a program keep an SM busy when chains are few (H200, plain Triton: 365 against 457 us at 8 chains)
+        few = gpu is not None and shape.chains * 4 <= 2 * gpu.sm_count and shape.V % 32 == 0
+        return LaunchConfig(K1Config(), K2Config(block_v=32 if few else 64, stages_in=3))
+    variant = "tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async"
+    k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)  # type: ignore[arg-type]
+    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 222 us); else 128 rows by two MMA partitions
+    # (H 96: 303 us).
+    if shape.chains * (shape.V // 64) <= gpu.sm_count:
+        return LaunchConfig(k1, _ws("64", 4, 1, True, 2))
+    return LaunchConfig(k1, _ws("128c2", 5, 1, True, 1))

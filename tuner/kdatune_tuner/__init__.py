@@ -1,0 +1,1 @@
+"""The tuner, the store and the command line."""

@@ -1,0 +1,1 @@
+"""Database models, engine, queries and the one write path."""
