@@ -1,9 +1,10 @@
-"""Champions x request -> exact / bucket / nearest / default. ONE piece, called by launcher and API alike. Stdlib only."""
+"""Champions x request -> exact / bucket / nearest / default. ONE piece, called by launcher and API. Stdlib only."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import Literal
 
 from kdatune_kernels.space import config_ok
@@ -13,6 +14,7 @@ from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import GpuLevel
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import pow2_at_least
 
 MatchKind = Literal["exact", "bucket", "nearest", "default"]
 
@@ -56,37 +58,44 @@ def find(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> Match:
     """The best answer for the shape on the card.
 
     Only champions of the same card or the same silicon (compute capability and SM count) are served; a config tuned for
-    another SM count is not, since the wave boundary moves. A champion that config_ok refuses is passed over.
+    another SM count is not, since the wave boundary moves. A champion that config_ok refuses is passed over. Of two for
+    the same key the first in the given order is taken.
     """
     level: GpuLevel = "none"
     found: list[tuple[int, int, float, Champion]] = []
-    refused = ""
     for champion in champions:
         same = gpu.sameness(champion.gpu)
         level = _closer(level, same)
         if same not in ("exact", "silicon"):
             continue
         rank, distance = _rank(champion.shape, shape)
-        if rank is None:
-            continue
+        if rank is not None:
+            found.append((rank, 0 if same == "exact" else 1, distance, champion))
+    refused = ""
+    for rank, _, distance, champion in sorted(found, key=lambda f: (f[:3], _order(f[3].shape))):
         reason = config_ok(champion.config, shape, gpu)
-        if reason:
-            refused = f"; champion of {champion.shape.key()} refused: {reason}"
-            continue
-        found.append((rank, 0 if same == "exact" else 1, distance, champion))
-    if not found:
-        why = {"family": "only cards of another SM count are tuned", "none": "nothing is tuned for this card"}
-        reason = why.get(level, "no tuned shape is near enough") + refused
-        return Match("default", level, default_config(shape, gpu), reason)
-    rank, _, distance, champion = min(found, key=lambda f: (f[:3], f[3].shape.key()))
-    kind: MatchKind = ("exact", "bucket", "nearest")[rank]  # type: ignore[assignment]
-    reason = {
-        "exact": "tuned for this shape",
-        "bucket": f"tuned for {champion.shape.key()}, the same bucket",
-        "nearest": f"tuned for {champion.shape.key()}, {distance:.2f} away",
-    }[kind]
-    regret = 1.0 if kind == "exact" else None
-    return Match(kind, gpu.sameness(champion.gpu), champion.config, reason, champion, regret)
+        if reason is None:
+            return _found(rank, distance, champion, gpu)
+        refused = refused or f"; champion of {champion.shape.key()} refused: {reason}"
+    why = {"family": "only cards of another SM count are tuned", "none": "nothing is tuned for this card"}
+    reason = why.get(level, "no tuned shape is near enough") + refused
+    return Match("default", level, default_config(shape, gpu), reason)
+
+
+def _order(shape: Shape) -> tuple[int, ...]:
+    """Settles equal distances, so that the answer does not depend on the order of the champions."""
+    longest = -1 if shape.longest_tokens is None else shape.longest_tokens
+    flags = (shape.varlen, shape.initial_state, shape.final_state, shape.state_v_first, shape.state_dtype == "fp32")
+    return (shape.N, shape.T, shape.H, shape.HV, longest, *flags)
+
+
+def _found(rank: int, distance: float, champion: Champion, gpu: Gpu) -> Match:
+    key = champion.shape.key()
+    kinds: tuple[MatchKind, ...] = ("exact", "bucket", "nearest")
+    reasons = ("tuned for this shape", f"tuned for {key}, the same bucket", f"tuned for {key}, {distance:.2f} away")
+    regret = 1.0 if rank == 0 else None
+    level = gpu.sameness(champion.gpu)
+    return Match(kinds[rank], level, champion.config, reasons[rank], champion, regret)
 
 
 _LEVELS: tuple[GpuLevel, ...] = ("exact", "silicon", "family", "none")
@@ -96,38 +105,52 @@ def _closer(a: GpuLevel, b: GpuLevel) -> GpuLevel:
     return a if _LEVELS.index(a) <= _LEVELS.index(b) else b
 
 
+# What a bucket keeps exact: every field but N, T and longest_tokens (see Shape.bucket).
+_EXACT_IN_BUCKET = tuple(f.name for f in fields(Shape) if f.name not in ("N", "T", "longest_tokens"))
+_exact_in_bucket = attrgetter(*_EXACT_IN_BUCKET)
+
+
 def _rank(have: Shape, want: Shape) -> tuple[int | None, float]:
     if have == want:
         return 0, 0.0
-    if (have.K, have.V, have.dtype) != (want.K, want.V, want.dtype):
+    if have.K != want.K or have.V != want.V or have.dtype != want.dtype:
         return None, math.inf
-    same_bucket = _comparable(have).bucket() == _comparable(want).bucket()
     distance = _distance(have, want)
-    if same_bucket and have.longest_tokens == want.longest_tokens:
-        return 1, distance
-    if same_bucket and None in (have.longest_tokens, want.longest_tokens):
-        return 1, distance + 0.5
+    if _same_bucket(have, want):
+        if have.longest_tokens == want.longest_tokens:
+            return 1, distance
+        if None in (have.longest_tokens, want.longest_tokens):
+            return 1, distance + 0.5
     return (2, distance) if distance <= NEAREST_BOUND else (None, distance)
 
 
-def _comparable(shape: Shape) -> Shape:
-    return replace(shape, longest_tokens=None)
+def _same_bucket(a: Shape, b: Shape) -> bool:
+    """Whether the buckets are equal but for longest_tokens. Comparing two shapes is cheaper than making two buckets."""
+    return (
+        pow2_at_least(a.N) == pow2_at_least(b.N)
+        and pow2_at_least(a.T) == pow2_at_least(b.T)
+        and bool(_exact_in_bucket(a) == _exact_in_bucket(b))
+    )
 
 
 def _distance(a: Shape, b: Shape) -> float:
-    """log2 steps between what the kernels feel: chains, tokens a chain, the longest chain, tokens in all; flags little."""
-
-    def step(x: float, y: float) -> float:
-        return abs(math.log2(max(x, 1.0) / max(y, 1.0)))
-
-    flags = sum(
-        getattr(a, f) != getattr(b, f)
-        for f in ("initial_state", "final_state", "state_v_first", "state_dtype", "varlen")
+    """log2 steps between what the kernels feel: chains, tokens a chain, the longest chain; flags count little."""
+    flags = (
+        (a.initial_state != b.initial_state)
+        + (a.final_state != b.final_state)
+        + (a.state_v_first != b.state_v_first)
+        + (a.state_dtype != b.state_dtype)
+        + (a.varlen != b.varlen)
     )
     return (
-        step(a.chains, b.chains)
-        + 0.5 * step(a.T / a.N, b.T / b.N)
-        + 0.5 * step(a.longest, b.longest)
+        _steps(a.chains, b.chains)
+        + 0.5 * _steps(a.T / a.N, b.T / b.N)
+        + 0.5 * _steps(a.longest, b.longest)
         + 0.1 * flags
         + (0.25 if a.HV // a.H != b.HV // b.H else 0.0)
     )
+
+
+def _steps(x: float, y: float) -> float:
+    """How many factors of two lie between x and y."""
+    return abs(math.log2(max(x, 1.0)) - math.log2(max(y, 1.0)))

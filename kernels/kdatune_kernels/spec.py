@@ -5,13 +5,17 @@ everything that is stored, served or compared goes through it, so that two confi
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+import re
+from collections.abc import Hashable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from typing import Literal
 from typing import TypeVar
+from typing import cast
 from typing import get_args
 from typing import get_type_hints
 
@@ -20,6 +24,9 @@ from kdatune_kernels.errors import ShapeError
 
 CHUNK_TOKENS = 16
 """Tokens of one chunk (BT). Fixed: KDA decays per channel, and 2^-G of 16 tokens at lower_bound -5 still fits fp32."""
+
+MAX_DIMENSION = 1 << 40
+"""No dimension of a shape is larger. A power of two, so that a bucket stays within it."""
 
 Kernel = Literal["k1", "k2", "kda"]
 Dtype = Literal["bf16", "fp16"]
@@ -43,6 +50,15 @@ class Gpu:
     warps_per_sm: int = 64
     mig_profile: str | None = None
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,2}", self.compute_capability):
+            raise ConfigError(f"compute_capability must read like 9.0, not {self.compute_capability!r}")
+        if not 1 <= self.sm_count < 1 << 20:
+            raise ConfigError(f"sm_count must be in 1..2^20, not {self.sm_count}")
+        sizes = (self.memory_bytes, self.l2_bytes, self.smem_per_block_bytes, self.registers_per_sm, self.warps_per_sm)
+        if min(sizes) < 0 or max(sizes) >= 1 << 60:
+            raise ConfigError(f"a size of GPU {self.name!r} is outside 0..2^60")
+
     @property
     def major(self) -> int:
         return int(self.compute_capability.split(".")[0])
@@ -61,8 +77,8 @@ GpuLevel = Literal["exact", "silicon", "family", "none"]
 GIB = 1 << 30
 MIB = 1 << 20
 
-# Shared memory a block may ask for, and warps an SM holds, by compute capability (CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability").
+# Shared memory a block may ask for, and warps an SM holds, by compute capability (CUDA C++ Programming Guide, table
+# "Technical Specifications per Compute Capability").
 _CC_LIMITS: dict[str, tuple[int, int]] = {
     "8.0": (166912, 64),
     "8.6": (101376, 48),
@@ -143,12 +159,20 @@ class Shape:
                 raise ShapeError(f"{name} must be a whole number >= 1, not {value!r}")
         if not isinstance(self.T, int) or isinstance(self.T, bool) or self.T < 0:
             raise ShapeError(f"T must be a whole number >= 0 (tokens in total), not {self.T!r}")
-        if max(self.N, self.H, self.HV, self.K, self.V, self.T) >= 1 << 40:
-            raise ShapeError("a dimension of 2^40 or more is not a shape")
+        if max(self.N, self.H, self.HV, self.K, self.V, self.T) > MAX_DIMENSION:
+            raise ShapeError("a dimension above 2^40 is not a shape")
         if self.HV % self.H:
             raise ShapeError(f"HV must be a multiple of H, not HV={self.HV} with H={self.H}")
-        if self.longest_tokens is not None and not 0 <= self.longest_tokens <= self.T:
-            raise ShapeError(f"longest_tokens must be in 0..T ({self.T}), not {self.longest_tokens}")
+        longest = self.longest_tokens
+        if longest is not None and (type(longest) is not int or not 0 <= longest <= self.T):
+            raise ShapeError(f"longest_tokens must be a whole number in 0..T ({self.T}), not {longest!r}")
+        for name in ("varlen", "initial_state", "final_state", "state_v_first"):
+            if not isinstance(getattr(self, name), bool):
+                raise ShapeError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.dtype not in get_args(Dtype):
+            raise ShapeError(f"dtype must be one of {', '.join(get_args(Dtype))}, not {self.dtype!r}")
+        if self.state_dtype not in get_args(StateDtype):
+            raise ShapeError(f"state_dtype must be one of {', '.join(get_args(StateDtype))}, not {self.state_dtype!r}")
 
     @property
     def chains(self) -> int:
@@ -181,11 +205,14 @@ class Shape:
 
     def bucket(self) -> "Shape":
         """The shape that stands for all shapes served alike: T and N rounded up to powers of two."""
-        longest = None if self.longest_tokens is None else min(_pow2(self.longest_tokens), _pow2(self.T))
-        return dataclasses.replace(self, N=_pow2(self.N), T=_pow2(self.T), longest_tokens=longest)
+        longest = (
+            None if self.longest_tokens is None else min(pow2_at_least(self.longest_tokens), pow2_at_least(self.T))
+        )
+        return dataclasses.replace(self, N=pow2_at_least(self.N), T=pow2_at_least(self.T), longest_tokens=longest)
 
 
-def _pow2(n: int) -> int:
+def pow2_at_least(n: int) -> int:
+    """The least power of two >= n; 1 for n < 1."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -203,7 +230,7 @@ def parse_shape(text: str) -> Shape:
     Raises:
         ShapeError: a part is not key=value, a key is unknown, repeated or missing, or a value is out of range.
     """
-    types = get_type_hints(Shape)
+    types = _hints(Shape)
     values: Json = {}
     for part in text.split(","):
         key, sep, raw = (piece.strip() for piece in part.partition("="))
@@ -233,7 +260,7 @@ def parse_field(key: str, raw: str, hint: Any) -> Any:
         return raw
     if type(None) in choices and raw.lower() == "none":
         return None
-    if not raw.lstrip("-").isascii() or not raw.lstrip("-").isdigit() or len(raw) > 15:
+    if not re.fullmatch(r"-?[0-9]{1,15}", raw):
         raise ShapeError(f"{key} must be a whole number, not {raw!r}")
     return int(raw)
 
@@ -339,10 +366,11 @@ def from_json(cls: type[T], data: Any, *, strict: bool = True) -> T:
 
     Raises:
         ConfigError: not an object, an unknown or missing field, or a value of the wrong type.
+        ShapeError: a Shape whose values are out of range.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{cls.__name__} must be a JSON object, not {type(data).__name__}")
-    hints = get_type_hints(cls)
+    hints = _hints(cast("Hashable", cls))
     unknown = sorted(str(k) for k in data if k not in hints)
     missing = sorted(k for k in hints if k not in data)
     if unknown:
@@ -362,6 +390,11 @@ def from_json(cls: type[T], data: Any, *, strict: bool = True) -> T:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{cls.__name__}: {error}") from error
+
+
+@functools.cache
+def _hints(cls: Any) -> Json:
+    return get_type_hints(cls)
 
 
 def _fits(value: Any, hint: Any) -> bool:
