@@ -1,0 +1,282 @@
+"""The tables. Typed SQLAlchemy models, the same for SQLite and PostgreSQL; every constraint has a name."""
+
+from collections.abc import Iterable
+from datetime import UTC
+from datetime import datetime
+from typing import Any
+from typing import ClassVar
+
+from sqlalchemy import JSON
+from sqlalchemy import BigInteger
+from sqlalchemy import CheckConstraint
+from sqlalchemy import DateTime
+from sqlalchemy import Dialect
+from sqlalchemy import Double
+from sqlalchemy import ForeignKey
+from sqlalchemy import Index
+from sqlalchemy import MetaData
+from sqlalchemy import Text
+from sqlalchemy import TypeDecorator
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.records import Decision
+from kdatune_tuner.store.records import RunState
+
+NAMING_CONVENTION = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A timezone-aware timestamp kept in UTC. SQLite has no time zones: there the UTC wall clock is stored."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone; store aware timestamps only")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+
+def one_of(column: str, values: Iterable[str]) -> str:
+    """The SQL of a CHECK that the column holds one of the values."""
+    return f"{column} IN ({', '.join(repr(str(v)) for v in values)})"
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Text(),
+        float: Double(),
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(none_as_null=True),
+        dict[str, int]: JSON(none_as_null=True),
+    }
+
+
+class GpuModel(Base):
+    """A GPU model. mig_profile is '' where the card is not split: NULLs would not count as equal in the unique key."""
+
+    __tablename__ = "gpu"
+    __table_args__ = (
+        UniqueConstraint(
+            "name", "compute_capability", "sm_count", "mig_profile", "memory_bytes", name="uq_gpu_identity"
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    compute_capability: Mapped[str]
+    sm_count: Mapped[int]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    l2_bytes: Mapped[int] = mapped_column(BigInteger)
+    smem_per_block_bytes: Mapped[int]
+    registers_per_sm: Mapped[int]
+    warps_per_sm: Mapped[int]
+    mig_profile: Mapped[str]
+    first_seen_at: Mapped[datetime]
+
+
+class BuildModel(Base):
+    """What measurements were made with; digest is the hash of all its fields."""
+
+    __tablename__ = "build"
+    __table_args__ = (UniqueConstraint("digest"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    kernel_hash: Mapped[str]
+    space_hash: Mapped[str]
+    protocol: Mapped[str]
+    triton: Mapped[str]
+    ptxas: Mapped[str]
+    torch: Mapped[str]
+    cuda: Mapped[str]
+    driver: Mapped[str]
+    first_seen_at: Mapped[datetime]
+
+
+class ProblemModel(Base):
+    """A kernel and a problem shape, exact; the bucket_ columns are what the shape is rounded up to."""
+
+    __tablename__ = "problem"
+    __table_args__ = (UniqueConstraint("kernel", "shape_hash"), Index("ix_problem_shape_hash", "shape_hash"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str]
+    shape_hash: Mapped[str]
+    shape_key: Mapped[str]
+    n_sequences: Mapped[int] = mapped_column(BigInteger)
+    n_heads: Mapped[int] = mapped_column(BigInteger)
+    n_value_heads: Mapped[int] = mapped_column(BigInteger)
+    n_tokens: Mapped[int] = mapped_column(BigInteger)
+    key_dim: Mapped[int] = mapped_column(BigInteger)
+    value_dim: Mapped[int] = mapped_column(BigInteger)
+    dtype: Mapped[str]
+    varlen: Mapped[bool]
+    longest_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    initial_state: Mapped[bool]
+    final_state: Mapped[bool]
+    state_v_first: Mapped[bool]
+    state_dtype: Mapped[str]
+    bucket_n_sequences: Mapped[int] = mapped_column(BigInteger)
+    bucket_n_tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class RunModel(Base):
+    """One search: who asked for it, with what budget, and how it ended."""
+
+    __tablename__ = "run"
+    __table_args__ = (CheckConstraint(one_of("state", RunState), name="state"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    trigger: Mapped[str]
+    kernel: Mapped[str]
+    gpu_id: Mapped[int] = mapped_column(ForeignKey("gpu.id"), index=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), index=True)
+    backend: Mapped[str]
+    sampler: Mapped[str]
+    budget_trials: Mapped[int | None]
+    budget_seconds: Mapped[float | None]
+    seed: Mapped[int | None] = mapped_column(BigInteger)
+    optuna_version: Mapped[str | None]
+    state: Mapped[str] = mapped_column(index=True)
+    outcome_counts: Mapped[dict[str, int] | None]
+    gpu_seconds: Mapped[float | None]
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class MeasurementModel(Base):
+    """One config measured once: the truth that everything else is derived from. Rows are never updated."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        CheckConstraint(one_of("outcome", Outcome), name="outcome"),
+        CheckConstraint("outcome <> 'ok' OR (median_us IS NOT NULL AND median_us > 0)", name="ok_has_time"),
+        Index("ix_measurement_resume", "kernel", "gpu_id", "problem_id", "build_id", "config_hash"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), index=True)
+    kernel: Mapped[str]
+    gpu_id: Mapped[int] = mapped_column(ForeignKey("gpu.id"), index=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), index=True)
+    build_id: Mapped[int] = mapped_column(ForeignKey("build.id"), index=True)
+    config_json: Mapped[str]
+    config_hash: Mapped[str]
+    outcome: Mapped[str] = mapped_column(index=True)
+    detail: Mapped[str | None]
+    median_us: Mapped[float | None]
+    p20_us: Mapped[float | None]
+    p80_us: Mapped[float | None]
+    sample_count: Mapped[int | None]
+    o_error_ratio: Mapped[float | None]
+    state_error_ratio: Mapped[float | None]
+    requested_num_warps: Mapped[int | None]
+    effective_num_warps: Mapped[int | None]
+    registers: Mapped[int | None]
+    spills: Mapped[int | None]
+    smem_bytes: Mapped[int | None]
+    occupancy_pct: Mapped[float | None]
+    sm_clock_mhz: Mapped[float | None]
+    throttle_reasons: Mapped[str | None]
+    regime: Mapped[str | None]
+    estimated: Mapped[bool]
+    measured_at: Mapped[datetime]
+
+
+class PromotionModel(Base):
+    """One decision about what is served for (kernel, gpu, problem). Rows are only ever added.
+
+    The config is copied here, so that the history says by itself what was served.
+    """
+
+    __tablename__ = "promotion"
+    __table_args__ = (
+        UniqueConstraint("generation"),
+        CheckConstraint(one_of("decision", Decision), name="decision"),
+        CheckConstraint("generation > 0", name="generation"),
+        CheckConstraint(
+            "(measurement_id IS NULL) = (config_json IS NULL) AND (measurement_id IS NULL) = (config_hash IS NULL)",
+            name="config_of_measurement",
+        ),
+        CheckConstraint("measurement_id IS NOT NULL OR decision = 'rollback'", name="measured"),
+        Index("ix_promotion_served", "kernel", "gpu_id", "problem_id", "generation"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str]
+    gpu_id: Mapped[int] = mapped_column(ForeignKey("gpu.id"), index=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), index=True)
+    measurement_id: Mapped[int | None] = mapped_column(ForeignKey("measurement.id"), index=True)
+    baseline_measurement_id: Mapped[int | None] = mapped_column(ForeignKey("measurement.id"))
+    config_json: Mapped[str | None]
+    config_hash: Mapped[str | None]
+    default_us: Mapped[float | None]
+    gain: Mapped[float | None]
+    gain_low: Mapped[float | None]
+    gain_high: Mapped[float | None]
+    decision: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str]
+    generation: Mapped[int]
+    decided_at: Mapped[datetime]
+
+
+class ProfileModel(Base):
+    """Hardware counters of one stage of a measured config, or why there are none. Unavailable is never 0."""
+
+    __tablename__ = "profile"
+    __table_args__ = (
+        CheckConstraint("stage IN ('k1', 'k2')", name="stage"),
+        CheckConstraint("(counters IS NULL) <> (unavailable_reason IS NULL)", name="counters_or_reason"),
+        CheckConstraint(
+            "unavailable_reason IS NULL OR (issue_active_pct IS NULL AND barrier_stall_per_issue IS NULL)",
+            name="unavailable_is_null",
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"), index=True)
+    stage: Mapped[str]
+    issue_active_pct: Mapped[float | None]
+    barrier_stall_per_issue: Mapped[float | None]
+    counters: Mapped[dict[str, Any] | None]
+    ncu_version: Mapped[str | None]
+    unavailable_reason: Mapped[str | None]
+    profiled_at: Mapped[datetime]
+
+
+class DemandModel(Base):
+    """A miss that launchers reported. Any card may ask, so the card is kept by name, and the shape by its key."""
+
+    __tablename__ = "demand"
+    __table_args__ = (
+        UniqueConstraint("gpu_name", "kernel", "shape_key"),
+        CheckConstraint("count > 0", name="count"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    gpu_name: Mapped[str]
+    kernel: Mapped[str]
+    shape_key: Mapped[str]
+    count: Mapped[int] = mapped_column(BigInteger)
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
