@@ -48,9 +48,8 @@ class RunState(StrEnum):
 class NewMeasurement:
     """One measurement as it is written.
 
-    config_json is `canonical(config)` and config_hash is `digest(config)`. Times are one launch, in microseconds. Error
-    ratios are dimensionless; registers are a thread's, spills are a thread's bytes. `estimated` says that a pair's time is
-    the sum of its parts.
+    config_json is `canonical(config)` and config_hash is `digest(config)`. Times are of one launch. Error ratios are
+    dimensionless; registers and spills are a thread's. `estimated` says that a pair's time is the sum of its parts.
     """
 
     run_id: int | None

@@ -1,0 +1,85 @@
+"""Between the values of kdatune_kernels.spec and the columns of the store, without loss."""
+
+from typing import Any
+
+from kdatune_kernels.errors import StoreError
+from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import to_json
+from kdatune_tuner.store.models import BuildModel
+from kdatune_tuner.store.models import GpuModel
+from kdatune_tuner.store.models import ProblemModel
+
+CONFIG_TYPES: dict[str, type[K1Config] | type[K2Config] | type[LaunchConfig]] = {
+    "k1": K1Config,
+    "k2": K2Config,
+    "kda": LaunchConfig,
+}
+"""What the config JSON of a kernel is the JSON of."""
+
+# Fields of Shape and the columns of `problem` that hold them.
+_SHAPE_COLUMNS = {
+    "N": "n_sequences",
+    "H": "n_heads",
+    "HV": "n_value_heads",
+    "T": "n_tokens",
+    "K": "key_dim",
+    "V": "value_dim",
+    "dtype": "dtype",
+    "varlen": "varlen",
+    "longest_tokens": "longest_tokens",
+    "initial_state": "initial_state",
+    "final_state": "final_state",
+    "state_v_first": "state_v_first",
+    "state_dtype": "state_dtype",
+}
+_BUILD_FIELDS = tuple(Build.__dataclass_fields__)
+
+
+def gpu_columns(gpu: Gpu) -> dict[str, Any]:
+    """The columns of `gpu`; mig_profile None is ''."""
+    return to_json(gpu) | {"mig_profile": gpu.mig_profile or ""}
+
+
+def gpu_of_row(row: GpuModel) -> Gpu:
+    """The GPU model that a row of `gpu` holds."""
+    values = {name: getattr(row, name) for name in Gpu.__dataclass_fields__}
+    return Gpu(**values | {"mig_profile": row.mig_profile or None})
+
+
+def shape_columns(shape: Shape) -> dict[str, Any]:
+    """The columns of `problem` but kernel, with the bucket that the shape falls into."""
+    values = to_json(shape)
+    bucket = shape.bucket()
+    if set(values) != set(_SHAPE_COLUMNS):
+        raise StoreError(f"no column for shape field(s) {sorted(set(values) ^ set(_SHAPE_COLUMNS))}")
+    return {column: values[name] for name, column in _SHAPE_COLUMNS.items()} | {
+        "shape_hash": digest(shape),
+        "shape_key": shape.key(),
+        "bucket_n_sequences": bucket.N,
+        "bucket_n_tokens": bucket.T,
+    }
+
+
+def shape_of_row(row: ProblemModel) -> Shape:
+    """The problem shape that a row of `problem` holds."""
+    return Shape(**{name: getattr(row, column) for name, column in _SHAPE_COLUMNS.items()})
+
+
+def build_of_row(row: BuildModel) -> Build:
+    """The build that a row of `build` holds."""
+    return Build(**{name: getattr(row, name) for name in _BUILD_FIELDS})
+
+
+def is_text(value: str) -> bool:
+    """Whether both databases keep the text: no NUL (PostgreSQL) and no lone surrogates (both)."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\x00" not in value

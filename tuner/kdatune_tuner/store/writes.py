@@ -1,0 +1,382 @@
+"""The one write path. Every function is called inside `engine.writing`, which makes writers go one at a time."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import CursorResult
+from sqlalchemy import Insert
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.orm import Session
+
+from kdatune_kernels.errors import StoreError
+from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import canonical
+from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import to_json
+from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.convert import gpu_columns
+from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.convert import shape_columns
+from kdatune_tuner.store.models import Base
+from kdatune_tuner.store.models import BuildModel
+from kdatune_tuner.store.models import DemandModel
+from kdatune_tuner.store.models import GpuModel
+from kdatune_tuner.store.models import MeasurementModel
+from kdatune_tuner.store.models import ProblemModel
+from kdatune_tuner.store.models import ProfileModel
+from kdatune_tuner.store.models import PromotionModel
+from kdatune_tuner.store.models import RunModel
+from kdatune_tuner.store.records import MEASUREMENT_FIELDS
+from kdatune_tuner.store.records import PROFILE_FIELDS
+from kdatune_tuner.store.records import SERVING_DECISIONS
+from kdatune_tuner.store.records import Decision
+from kdatune_tuner.store.records import NewMeasurement
+from kdatune_tuner.store.records import NewProfile
+from kdatune_tuner.store.records import RunState
+from kdatune_tuner.store.records import utc_now
+
+KERNELS = ("k1", "k2", "kda")
+STAGES = ("k1", "k2")
+MAX_DEMAND_COUNT = 1_000_000
+"""Misses one report may claim for one key: more is a fault of the one who reports."""
+
+
+def put_gpu(s: Session, gpu: Gpu) -> int:
+    """The id of the GPU model, added when it is new. Limits that a driver reports anew replace the stored ones.
+
+    Raises:
+        StoreError: a text that no database can hold, or a number out of range.
+    """
+    columns = gpu_columns(gpu)
+    _check_texts("gpu", columns)
+    for name, value in columns.items():
+        limit = 1 << (63 if name in ("memory_bytes", "l2_bytes") else 31)
+        if isinstance(value, int) and not 0 <= value < limit:
+            raise StoreError(f"gpu {gpu.name!r}: {name}={value} is out of range")
+    identity = ("name", "compute_capability", "sm_count", "mig_profile", "memory_bytes")
+    key = {name: columns[name] for name in identity}
+    gpu_id = _put(s, GpuModel, key, columns | {"first_seen_at": utc_now()})
+    facts = {name: value for name, value in columns.items() if name not in identity and value}
+    s.execute(update(GpuModel).where(GpuModel.id == gpu_id).values(**facts))
+    return gpu_id
+
+
+def put_build(s: Session, build: Build) -> int:
+    """The id of the build, added when it is new. Raises StoreError for a text that no database can hold."""
+    columns = to_json(build)
+    _check_texts("build", columns)
+    return _put(s, BuildModel, {"digest": digest(build)}, columns | {"first_seen_at": utc_now()})
+
+
+def put_problem(s: Session, kernel: str, shape: Shape) -> int:
+    """The id of (kernel, shape), added when it is new. Raises StoreError for an unknown kernel."""
+    _check_kernel(kernel)
+    return _put(s, ProblemModel, {"kernel": kernel, "shape_hash": digest(shape)}, shape_columns(shape))
+
+
+def start_run(
+    s: Session,
+    *,
+    trigger: str,
+    kernel: str,
+    gpu_id: int,
+    problem_id: int,
+    backend: str,
+    sampler: str,
+    budget_trials: int | None = None,
+    budget_seconds: float | None = None,
+    seed: int | None = None,
+    optuna_version: str | None = None,
+) -> int:
+    """Open a run and return its id. Raises StoreError for an unknown kernel."""
+    _check_kernel(kernel)
+    run = RunModel(
+        trigger=trigger,
+        kernel=kernel,
+        gpu_id=gpu_id,
+        problem_id=problem_id,
+        backend=backend,
+        sampler=sampler,
+        budget_trials=budget_trials,
+        budget_seconds=budget_seconds,
+        seed=seed,
+        optuna_version=optuna_version,
+        state=RunState.RUNNING.value,
+        started_at=utc_now(),
+    )
+    s.add(run)
+    s.flush()
+    return run.id
+
+
+def finish_run(s: Session, run_id: int, *, outcome_counts: Mapping[str, int], gpu_seconds: float, state: str) -> None:
+    """Close a run.
+
+    Args:
+        outcome_counts: how many measurements ended how; keys are `Outcome` values.
+        gpu_seconds: time the card was used.
+        state: a `RunState` other than running.
+
+    Raises:
+        StoreError: no such run, one that is closed already, an unknown state or outcome.
+    """
+    ends = [end.value for end in RunState if end is not RunState.RUNNING]
+    if state not in ends:
+        raise StoreError(f"run {run_id}: state {state!r} is not an end; use one of {', '.join(ends)}")
+    unknown = sorted(set(map(str, outcome_counts)) - {outcome.value for outcome in Outcome})
+    if unknown:
+        raise StoreError(f"run {run_id}: unknown outcome(s) {', '.join(unknown)}")
+    result = s.execute(
+        update(RunModel)
+        .where(RunModel.id == run_id, RunModel.state == RunState.RUNNING.value)
+        .values(
+            outcome_counts={str(k): v for k, v in outcome_counts.items()},
+            gpu_seconds=gpu_seconds,
+            state=str(state),
+            finished_at=utc_now(),
+        )
+    )
+    if _rows(result) != 1:
+        raise StoreError(f"run {run_id} is not running: it does not exist or is closed already")
+
+
+def add_measurement(s: Session, new: NewMeasurement) -> int:
+    """Store one measurement and return its id. An error ratio that is not finite is stored as None: the outcome tells.
+
+    Raises:
+        StoreError: the config is not in canonical form or its hash is of another config, an outcome ok without a time,
+            a time that is not a positive finite number, or a reference to a row that is not there.
+    """
+    _check_kernel(new.kernel)
+    _check_config(new.config_json, new.config_hash)
+    if new.outcome not in {outcome.value for outcome in Outcome}:
+        raise StoreError(f"unknown outcome {new.outcome!r}; use one of {', '.join(Outcome)}")
+    for name in ("median_us", "p20_us", "p80_us"):
+        value = getattr(new, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise StoreError(f"{name}={value} of config {new.config_hash} is not a time")
+    if new.outcome == Outcome.OK and new.median_us is None:
+        raise StoreError(f"config {new.config_hash} is ok but has no median_us")
+    values = {name: _plain(getattr(new, name)) for name in MEASUREMENT_FIELDS}
+    values["detail"] = _printable(new.detail)
+    row = MeasurementModel(**values)
+    s.add(row)
+    s.flush()
+    return row.id
+
+
+def promote(
+    s: Session,
+    *,
+    kernel: str,
+    gpu_id: int,
+    problem_id: int,
+    measurement_id: int,
+    baseline_measurement_id: int | None,
+    default_us: float | None,
+    gain: float | None,
+    gain_low: float | None,
+    gain_high: float | None,
+    decision: str,
+    reason: str,
+) -> int:
+    """Record a decision about a challenger and return its generation; "promoted" and "rollback" serve it from now on.
+
+    Args:
+        gain: speed-up over the baseline (x, > 1 is faster), with its interval gain_low..gain_high.
+        decision: a `Decision`.
+
+    Raises:
+        StoreError: unknown decision; the measurement is not there or of another kernel, card or shape; or its outcome
+            is not ok while the decision would serve it.
+    """
+    if decision not in {d.value for d in Decision}:
+        raise StoreError(f"unknown decision {decision!r}; use one of {', '.join(Decision)}")
+    measurement = s.get(MeasurementModel, measurement_id)
+    if measurement is None:
+        raise StoreError(f"measurement {measurement_id} does not exist")
+    if (measurement.kernel, measurement.gpu_id, measurement.problem_id) != (kernel, gpu_id, problem_id):
+        raise StoreError(f"measurement {measurement_id} is of another kernel, GPU model or problem shape")
+    if decision in SERVING_DECISIONS and measurement.outcome != Outcome.OK:
+        raise StoreError(f"measurement {measurement_id} ended {measurement.outcome}; only an ok one can be served")
+    return _add_promotion(
+        s,
+        kernel=kernel,
+        gpu_id=gpu_id,
+        problem_id=problem_id,
+        measurement_id=measurement_id,
+        baseline_measurement_id=baseline_measurement_id,
+        config_json=measurement.config_json,
+        config_hash=measurement.config_hash,
+        default_us=_plain(default_us),
+        gain=_plain(gain),
+        gain_low=_plain(gain_low),
+        gain_high=_plain(gain_high),
+        decision=str(decision),
+        reason=_printable(reason) or "",
+    )
+
+
+def rollback(s: Session, promotion_id: int, reason: str) -> int:
+    """Undo the promotion that is served now: what was served before it is served again. Returns the new generation.
+
+    Before the first promotion the default config was served; then the new row has no config.
+
+    Raises:
+        StoreError: no such promotion, or another one is served for its key by now.
+    """
+    undone = s.get(PromotionModel, promotion_id)
+    if undone is None:
+        raise StoreError(f"promotion {promotion_id} does not exist")
+    served = list(
+        s.scalars(
+            select(PromotionModel)
+            .where(
+                PromotionModel.kernel == undone.kernel,
+                PromotionModel.gpu_id == undone.gpu_id,
+                PromotionModel.problem_id == undone.problem_id,
+                PromotionModel.decision.in_([d.value for d in SERVING_DECISIONS]),
+            )
+            .order_by(PromotionModel.generation.desc())
+            .limit(2)
+        )
+    )
+    if not served or served[0].id != promotion_id:
+        now = f"promotion {served[0].id} is" if served else "nothing is"
+        raise StoreError(f"promotion {promotion_id} is not what is served: {now} served for its key by now")
+    before = served[1] if len(served) > 1 else None
+    return _add_promotion(
+        s,
+        kernel=undone.kernel,
+        gpu_id=undone.gpu_id,
+        problem_id=undone.problem_id,
+        measurement_id=before.measurement_id if before else None,
+        baseline_measurement_id=undone.measurement_id,
+        config_json=before.config_json if before else None,
+        config_hash=before.config_hash if before else None,
+        default_us=before.default_us if before else undone.default_us,
+        decision=Decision.ROLLBACK.value,
+        reason=_printable(reason) or "",
+    )
+
+
+def add_profile(s: Session, new: NewProfile) -> int:
+    """Store the counters of one stage, or why there are none, and return the id.
+
+    Raises:
+        StoreError: both or neither of counters and unavailable_reason, an unknown stage, a counter without value and
+            unit, or a measurement that is not there.
+    """
+    if new.stage not in STAGES:
+        raise StoreError(f"unknown stage {new.stage!r}; use one of {', '.join(STAGES)}")
+    if (new.counters is None) == (new.unavailable_reason is None):
+        raise StoreError("a profile holds either counters or the reason why there are none")
+    for name, counter in (new.counters or {}).items():
+        value = counter.get("value")
+        if set(counter) != {"value", "unit"} or not isinstance(value, int | float) or not math.isfinite(value):
+            raise StoreError(f'counter {name} must be {{"value": number, "unit": text}}, not {counter!r}')
+    row = ProfileModel(**{name: _plain(getattr(new, name)) for name in PROFILE_FIELDS})
+    s.add(row)
+    s.flush()
+    return row.id
+
+
+def report_demand(s: Session, gpu_name: str, kernel: str, shape: Shape, count: int) -> None:
+    """Add misses that launchers counted for a key.
+
+    Raises:
+        StoreError: an unknown kernel, a name that no database can hold, or a count outside 1..1,000,000.
+    """
+    _check_kernel(kernel)
+    _check_texts("demand", {"gpu_name": gpu_name})
+    if not 1 <= count <= MAX_DEMAND_COUNT:
+        raise StoreError(f"demand count {count} is outside 1..{MAX_DEMAND_COUNT}")
+    now = utc_now()
+    statement = _insert(s, DemandModel).values(
+        gpu_name=gpu_name,
+        kernel=kernel,
+        shape_key=shape.key(),
+        count=count,
+        first_seen_at=now,
+        last_seen_at=now,
+    )
+    s.execute(
+        statement.on_conflict_do_update(
+            index_elements=["gpu_name", "kernel", "shape_key"],
+            set_={"count": DemandModel.count + statement.excluded.count, "last_seen_at": now},
+        )
+    )
+
+
+def _add_promotion(s: Session, **columns: Any) -> int:
+    # Writers go one at a time, so nobody takes this generation in between; the unique constraint would tell.
+    last = s.scalar(select(func.max(PromotionModel.generation))) or 0
+    s.add(PromotionModel(generation=last + 1, decided_at=utc_now(), **columns))
+    s.flush()
+    return last + 1
+
+
+def _insert(s: Session, model: type[Base]) -> Any:
+    dialect = s.get_bind().dialect.name
+    return postgresql.insert(model) if dialect == "postgresql" else sqlite.insert(model)
+
+
+def _put(s: Session, model: Any, key: Mapping[str, Any], columns: Mapping[str, Any]) -> int:
+    """Get or create by a unique key. Looks first: an insert that conflicts would use up an id on PostgreSQL."""
+    find = select(model.id).filter_by(**key)
+    found = s.scalar(find)
+    if found is None:
+        insert: Insert = _insert(s, model).values(**{**columns, **key}).on_conflict_do_nothing(index_elements=list(key))
+        s.execute(insert)
+        found = s.scalar(find)
+    if found is None:
+        raise StoreError(f"{model.__tablename__} {dict(key)} was removed while it was added")
+    return int(found)
+
+
+def _rows(result: Any) -> int:
+    return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def _check_kernel(kernel: str) -> None:
+    if kernel not in KERNELS:
+        raise StoreError(f"unknown kernel {kernel!r}; use one of {', '.join(KERNELS)}")
+
+
+def _check_texts(what: str, columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        if isinstance(value, str) and not is_text(value):
+            raise StoreError(f"{what}: {name}={value!r} holds characters that no database keeps")
+
+
+def _check_config(config_json: str, config_hash: str) -> None:
+    try:
+        config = json.loads(config_json)
+    except json.JSONDecodeError as error:
+        raise StoreError(f"config {config_hash} is not JSON: {error}") from error
+    if canonical(config) != config_json:
+        raise StoreError(f"config {config_hash} is not in canonical form: {config_json[:200]}")
+    if digest(config) != config_hash:
+        raise StoreError(f"config hash {config_hash} is of another config; {digest(config)} is that of {config_json}")
+
+
+def _plain(value: Any) -> Any:
+    """The value as both databases keep it alike: no str subclass, no infinity, no NaN (SQLite would make it NULL)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, str) else value
+
+
+def _printable(value: str | None) -> str | None:
+    """Text of a compiler or a tool with what no database keeps replaced."""
+    if value is None or is_text(value):
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
