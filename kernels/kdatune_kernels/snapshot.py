@@ -9,6 +9,7 @@ build every key must be known, because an unknown knob has an unknown meaning.
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
@@ -68,8 +69,12 @@ def dump_champion(champion: Champion) -> Json:
     return to_json(champion)
 
 
-def parse_snapshot(data: bytes | str | Mapping[str, Any]) -> Snapshot:
+def parse_snapshot(data: bytes | str | Mapping[str, Any], *, pause: Callable[[], None] | None = None) -> Snapshot:
     """Read a snapshot document, given as text or as decoded JSON.
+
+    Args:
+        pause: called after every entry. A background thread gives the interpreter lock away here, so that a launch
+            waits for one entry (75 us) at most and not for the whole document.
 
     Raises:
         SnapshotError: not JSON, not an object, another schema number, or the GPU, generation or list cannot be read. An
@@ -98,6 +103,8 @@ def parse_snapshot(data: bytes | str | Mapping[str, Any]) -> Snapshot:
             champions.append(parse_champion(entry))
         except KdatuneError as error:
             skipped.append(Skipped(index, _entry_key(entry), str(error)[:_MAX_TEXT]))
+        if pause is not None:
+            pause()
     return Snapshot(schema, gpu, generation, tuple(champions), tuple(skipped))
 
 

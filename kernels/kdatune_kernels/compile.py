@@ -1,0 +1,210 @@
+"""Offline compile: what a config costs in registers, spills and shared memory, with no GPU at hand.
+
+The same source, constants and specialisation as a launch of `launch.k1_call` / `launch.k2_call` with packed bf16 inputs.
+Source: `ptxas -v` for registers and spills; occupancy by the rules of the CUDA occupancy calculator.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.spec import CHUNK_TOKENS
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one CTA of a compiled config takes. wgmma_warnings: ptxas' C7510..C7517 lines; must be empty."""
+
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+    num_warps: int
+    wgmma_warnings: tuple[str, ...]
+
+    def ctas_per_sm(self, gpu: Gpu) -> int:
+        """How many CTAs an SM of the card holds at once."""
+        per_warp = -(-self.registers * 32 // 256) * 256
+        by_registers = gpu.registers_per_sm // per_warp // self.num_warps
+        by_smem = (gpu.smem_per_block_bytes + 1024) // (self.smem_bytes + 1024)
+        return min(by_registers, by_smem, gpu.warps_per_sm // self.num_warps, 32)
+
+    def occupancy_pct(self, gpu: Gpu) -> float:
+        """Theoretical occupancy: resident warps over the warps an SM can hold."""
+        return 100.0 * self.ctas_per_sm(gpu) * self.num_warps / gpu.warps_per_sm
+
+
+def compile_config(
+    config: K1Config | K2Config,
+    *,
+    compute_capability: str = "9.0",
+    half: bool = True,
+    group: int = 1,
+    initial_state: bool = True,
+    final_state: bool = True,
+    state_v_first: bool = False,
+    state_bf16: bool = False,
+) -> Resources:
+    """Compile one config for K = V = 128 and read its resources.
+
+    Raises:
+        MeasurementError: outcome "compile_error", with the compiler's last line.
+    """
+    if isinstance(config, K1Config):
+        fn, types, constants, options = _k1_source(config, half, group)
+    else:
+        flags = {"HAS_H0": initial_state, "STORE_HT": final_state, "V_FIRST": state_v_first}
+        fn, types, constants, options = _k2_source(config, half, flags, state_bf16)
+    signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(fn.arg_names)
+        if signature[name].startswith("*") or name.endswith("_stride_t") and not name.startswith("beta")
+    }
+    arch = int(compute_capability.replace(".", ""))
+    try:
+        source = _source(fn, signature, constants, aligned)
+        built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:  # the compiler raises what it likes; a config that does not compile is data
+        raise MeasurementError(
+            "compile_error", str(error).strip().splitlines()[-1][:200] if str(error) else repr(error)
+        ) from error
+    return _resources(built, "a" if arch >= 90 else "")
+
+
+def _source(fn: Any, signature: dict[str, str], constants: dict[str, Any], aligned: dict[Any, Any]) -> Any:
+    if not fn.is_gluon():
+        return ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=aligned)
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource(fn=fn, signature=signature, constexprs=constants, attrs=aligned)
+
+
+_K1_TYPES = {
+    **dict.fromkeys(("q", "k", "g", "beta", "KQ"), "*bf16"),
+    **dict.fromkeys(("A_log", "dt_bias", "DEC"), "*fp32"),
+    **dict.fromkeys(("chunk_token", "chunk_length"), "*i32"),
+    **dict.fromkeys(("q_stride_t", "k_stride_t", "g_stride_t", "beta_stride_t", "beta_stride_h", "NC", "H"), "i32"),
+    **dict.fromkeys(("lower_bound", "scale"), "fp32"),
+}
+
+
+def _k1_source(config: K1Config, half: bool, group: int) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+    tile = "fp16" if half else "bf16"
+    types = {**_K1_TYPES, "KG": f"*{tile}", "AI": f"*{tile}"}
+    options: dict[str, Any] = {"num_warps": config.num_warps}
+    if config.maxnreg is not None:
+        options["maxnreg"] = config.maxnreg
+    constants: dict[str, Any] = {"GROUP": group, "HEAD_FAST": config.head_fast, "HALF": half}
+    if config.variant == "triton":
+        from kdatune_kernels.prepare import prepare_kernel
+
+        constants |= {"K": 128, "BT": CHUNK_TOKENS, "CHUNKS": config.chunks_per_program}
+        return prepare_kernel, types, constants, options
+    from kdatune_kernels import prepare_sm90
+
+    constants |= {"TRANSPOSED": config.transposed_dots, "FAST_RCP": config.fast_reciprocal}
+    if config.variant == "cp_async":
+        constants["EVICT_LAST"] = config.load_policy == "evict_last"
+        return prepare_sm90.prepare_cp_async, types, constants, options
+    from kdatune_kernels.launch import _plain_layout
+
+    descriptor = f"tensordesc<bf16[16, 128],{_plain_layout(config.swizzle_bytes)!r}>"
+    types |= dict.fromkeys(("q", "k", "g", "KQ", "KG"), descriptor)
+    constants["HALVES"] = config.gate_halves
+    return prepare_sm90.prepare_tma, types, constants, options
+
+
+def _k2_source(
+    config: K2Config, half: bool, flags: dict[str, bool], state_bf16: bool
+) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+    tile = "fp16" if half else "bf16"
+    state = {"h0": "*bf16" if state_bf16 else "*fp32", "ht": "*fp32"}
+    constants: dict[str, Any] = {"K": 128, "V": 128, "BV": config.block_v, **flags}
+    if config.variant == "triton":
+        from kdatune_kernels.recurrence import recurrence_kernel
+
+        types = {"KQ": "*bf16", "KG": f"*{tile}", "AI": f"*{tile}", "DEC": "*fp32", "v": "*bf16", "o": "*bf16", **state}
+        types |= {"spans": "*i32", "v_stride_t": "i32", "NC": "i32", "H": "i32"}
+        constants |= {"BT": CHUNK_TOKENS, "HALF": half, "TRANSPOSED": config.transposed, "STAGES": config.stages_in}
+        return recurrence_kernel, types, constants, {"num_warps": config.num_warps}
+    import torch
+
+    from kdatune_kernels.launch import _decay_layout
+    from kdatune_kernels.launch import _tile_layout
+    from kdatune_kernels.recurrence_sm90 import recurrence_ws
+
+    torch_tile = torch.float16 if half else torch.bfloat16
+
+    def desc(kind: str, rows: int, columns: int, layout: Any) -> str:
+        return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
+
+    types = {
+        "kq_d": desc("bf16", 32, 128, _tile_layout(32, 128, torch.bfloat16)),
+        "kr_d": desc(tile, 16, 128, _tile_layout(16, 128, torch_tile)),
+        "ai_d": desc(tile, 32, 16, _tile_layout(32, 16, torch_tile)),
+        "dec_d": desc("fp32", 1, 128, _decay_layout()),
+        "v_d": desc("bf16", 16, config.block_v, _tile_layout(16, config.block_v, torch.bfloat16)),
+        "o_d": desc("bf16", 16, config.block_v, _tile_layout(16, config.block_v, torch.bfloat16)),
+        "o_ptr": "*bf16",
+        "h0_ptr": state["h0"],
+        "ht_ptr": "*fp32",
+        "spans": "*i32",
+        "NC": "i32",
+        "H": "i32",
+    }
+    constants |= {
+        "STAGES_IN": config.stages_in,
+        "STAGES_OUT": config.stages_out,
+        "CONSUMERS": config.consumers,
+        "LOAD_WARPS": config.load_warps,
+        "STORE_WARPS": config.store_warps,
+        "CONSUMER_REGS": config.consumer_regs,
+        "LOAD_REGS": config.load_regs,
+        "STORE_REGS": config.store_regs,
+        "DEFER": config.defer_store,
+        "DECAY_AT": config.decay_position,
+        "num_warps": config.num_warps,
+    }
+    options: dict[str, Any] = {"num_warps": config.num_warps}
+    if config.maxnreg is not None:
+        options["maxnreg"] = config.maxnreg
+    return recurrence_ws, types, constants, options
+
+
+def _resources(built: Any, suffix: str) -> Resources:
+    arch = f"sm_{built.metadata.target.arch}{suffix}"
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder, "kernel.ptx")
+        ptx.write_text(built.asm["ptx"])
+        log = ""
+        for tool in ("ptxas", "ptxas-blackwell"):  # newer Triton writes PTX that only its second ptxas reads
+            if not (_TOOLS / tool).exists():
+                continue
+            run = subprocess.run(
+                [str(_TOOLS / tool), "-v", f"--gpu-name={arch}", str(ptx), "-o", str(Path(folder, "kernel.o"))],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            log = run.stdout + run.stderr
+            if run.returncode == 0:
+                break
+    used = re.search(r"Used (\d+) registers", log)
+    if used is None:
+        raise MeasurementError("compile_error", f"ptxas gave no register count: {log.strip()[-160:]}")
+    spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log))
+    warnings = tuple(sorted(set(re.findall(r"C75\d\d[^\n]*|Potential Performance Loss[^\n]*", log))))
+    return Resources(int(used.group(1)), spills, built.metadata.shared, built.metadata.num_warps, warnings)

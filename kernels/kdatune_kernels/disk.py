@@ -1,0 +1,102 @@
+"""The launcher's disk copy of a snapshot: one checksummed file a GPU model, replaced atomically. Stdlib only.
+
+A process that starts while the service is down begins with what the last one knew. Nothing here raises: a cache that
+cannot be read or written costs one warning and is then left alone.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kdatune_kernels.errors import SnapshotError
+from kdatune_kernels.snapshot import Snapshot
+from kdatune_kernels.snapshot import parse_snapshot
+from kdatune_kernels.snapshot import seal
+from kdatune_kernels.snapshot import unseal
+from kdatune_kernels.spec import Json
+
+log = logging.getLogger("kdatune")
+
+MAX_COPY_BYTES = 16 << 20
+"""Of a disk copy: the largest document the wire may bring, with room for escapes."""
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
+    """KDATUNE_CACHE_DIR, else $XDG_CACHE_HOME/kdatune, else ~/.cache/kdatune; None when there is no home."""
+    if environ.get("KDATUNE_CACHE_DIR"):
+        return Path(environ["KDATUNE_CACHE_DIR"])
+    xdg = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):  # the XDG specification: a relative path is to be ignored
+        return Path(xdg) / "kdatune"
+    home = environ.get("HOME", "")
+    with contextlib.suppress(RuntimeError):
+        return Path(home or Path.home()) / ".cache" / "kdatune"
+    return None
+
+
+def file_name(gpu_name: str) -> str:
+    """A file name for a GPU name of any kind: no separators, no leading dot, bounded."""
+    return (re.sub(r"[^A-Za-z0-9.-]+", "_", gpu_name).strip("._")[:100] or "unnamed") + ".json"
+
+
+class DiskCopy:
+    """The directory of disk copies. `errors` counts what went wrong; the first trouble is logged."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.errors = 0
+        self._warned = False
+
+    def read(self, gpu_name: str) -> tuple[Snapshot, str | None] | None:
+        """The kept snapshot of a GPU model and its ETag; None when there is none that can be trusted."""
+        if self.directory is None:
+            return None
+        path = self.directory / file_name(gpu_name)
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_COPY_BYTES + 1)
+            if len(text) > MAX_COPY_BYTES:
+                raise SnapshotError(f"more than {MAX_COPY_BYTES} bytes")
+            document, etag = unseal(text)
+            return parse_snapshot(document), etag
+        except FileNotFoundError:
+            return None
+        except (OSError, SnapshotError) as error:
+            self._trouble(f"the snapshot copy {path} cannot be used ({error}); launches go on without it")
+            return None
+
+    def write(self, gpu_name: str, document: Json, etag: str | None) -> None:
+        """Keep a document for the next process. A reader sees the old file or the new one, never a part."""
+        if self.directory is None:
+            self._trouble("there is no home directory for the snapshot copy; set KDATUNE_CACHE_DIR to keep one")
+            return
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(self.directory / file_name(gpu_name), seal(document, etag))
+        except OSError as error:
+            self._trouble(
+                f"no snapshot copy can be kept in {self.directory} ({error}); launches go on without one. "
+                "Set KDATUNE_CACHE_DIR to a directory that can be written"
+            )
+
+    def _trouble(self, message: str) -> None:
+        self.errors += 1
+        if not self._warned:
+            self._warned = True
+            log.warning("%s", message)
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,120 @@
+"""What card and what software this process runs on."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+from pathlib import Path
+
+from kdatune_kernels.errors import UsageError
+from kdatune_kernels.space import space_hash
+from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import gpu_of
+
+PROTOCOL = "1"
+"""Version of the timing protocol in bench.py; a change makes every stored time stale."""
+
+_KERNEL_SOURCES = ("numerics.py", "prepare.py", "prepare_sm90.py", "recurrence.py", "recurrence_sm90.py", "launch.py")
+
+
+@functools.cache
+def of_device(index: int) -> Gpu:
+    """The GPU model of a CUDA device of this process."""
+    import torch
+
+    p = torch.cuda.get_device_properties(index)
+    return gpu_of(
+        p.name, f"{p.major}.{p.minor}", p.multi_processor_count, p.total_memory, getattr(p, "L2_cache_size", 0)
+    )
+
+
+def current() -> Gpu:
+    """The GPU model of the current CUDA device.
+
+    Raises:
+        UsageError: torch is not installed, or it sees no CUDA device.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("torch is not installed: pip install 'kdatune[gpu]', or use --backend replay") from error
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "no CUDA device is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend replay"
+        )
+    return of_device(torch.cuda.current_device())
+
+
+@functools.cache
+def kernel_hash() -> str:
+    """Identity of the kernel sources: sha256 over the files that decide what is launched, 16 hex digits."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in _KERNEL_SOURCES:
+        digest.update(name.encode() + b"\0" + (here / name).read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def ptxas_version() -> str:
+    """The release of the ptxas that Triton ships, or "unknown"."""
+    with contextlib.suppress(ImportError, OSError, subprocess.SubprocessError):
+        import triton
+
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        text = subprocess.run([str(tool), "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        found = re.search(r"release ([\d.]+), (V[\d.]+)", text)
+        if found:
+            return found.group(2)
+    return "unknown"
+
+
+@functools.cache
+def driver_version() -> str:
+    """The NVIDIA driver's version as NVML gives it, or "unknown"."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return "unknown"
+
+
+def current_build() -> Build:
+    """What a measurement made now is made with."""
+    import torch
+
+    return Build(
+        kernel_hash=kernel_hash(),
+        space_hash=space_hash(),
+        protocol=PROTOCOL,
+        triton=importlib.metadata.version("triton"),
+        ptxas=ptxas_version(),
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda),
+        driver=driver_version(),
+    )
+
+
+def clock_state(index: int = 0) -> tuple[int | None, str | None]:
+    """SM clock in MHz and the active throttle reasons as text; None where NVML does not say. Read only."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        clock = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        bits = int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        names = {
+            0x1: "idle",
+            0x2: "app_clocks",
+            0x4: "sw_power_cap",
+            0x8: "hw_slowdown",
+            0x20: "sw_thermal",
+            0x40: "hw_thermal",
+        }
+        return clock, "+".join(name for bit, name in names.items() if bits & bit) or "none"
+    return None, None

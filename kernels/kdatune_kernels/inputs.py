@@ -1,0 +1,267 @@
+"""What chunk_kda takes: every argument checked, then folded into the Problem that the launches read."""
+
+import functools
+import weakref
+
+import torch
+
+from kdatune_kernels import launch
+from kdatune_kernels.numerics import INTERPRET
+from kdatune_kernels.spec import Shape
+
+HEAD_SIZE = 128
+
+
+def check_options(
+    *,
+    use_qk_l2norm_in_kernel: bool,
+    use_gate_in_kernel: bool,
+    use_beta_sigmoid_in_kernel: bool,
+    allow_neg_eigval: bool,
+    lower_bound: float | None,
+    disable_recompute: bool,
+    return_intermediate_states: bool,
+    cp_context: object,
+) -> None:
+    """Raise NotImplementedError, naming the option, for what these kernels do not do; nothing is silently ignored."""
+    needed = {
+        "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
+        "use_gate_in_kernel": use_gate_in_kernel,
+        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
+    }
+    for name, value in needed.items():
+        if not value:
+            raise NotImplementedError(f"{name}=False is not supported: pass raw inputs and {name}=True")
+    refused = {
+        "allow_neg_eigval": allow_neg_eigval,
+        "disable_recompute": disable_recompute,
+        "return_intermediate_states": return_intermediate_states,
+        "cp_context": cp_context is not None,
+    }
+    for name, value in refused.items():
+        if value:
+            raise NotImplementedError(f"{name} is not supported by this inference forward; leave it at its default")
+    if lower_bound is None:
+        raise NotImplementedError(
+            "lower_bound=None (the softplus gate) is not supported; pass a lower_bound in [-5, 0)"
+        )
+    if not -5.0 <= float(lower_bound) < 0.0:
+        raise ValueError(f"lower_bound must be in [-5, 0), not {lower_bound}: 16 tokens of a stronger decay leave fp32")
+
+
+def check_tensors(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    state_v_first: bool,
+) -> None:
+    """Raise TypeError, ValueError or NotImplementedError that names the argument and what it must be."""
+    named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    optional = {"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    present = {**named, **{n: x for n, x in optional.items() if x is not None}}
+    for name, x in present.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+    if q.dim() != 4:
+        raise ValueError(f"q must be [B, T, H, K], not {list(q.shape)}")
+    if v.dim() != 4:
+        raise ValueError(f"v must be [B, T, HV, V], not {list(v.shape)}")
+    B, T, H, K = q.shape
+    HV, V = v.shape[2:]
+    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
+    if H < 1 or HV < 1 or HV % H:
+        raise ValueError(f"v has HV={HV} heads and q has H={H}: HV must be a multiple of H, both at least 1")
+    _shaped("k", k, [B, T, H, K], "[B, T, H, K] as q")
+    _shaped("v", v, [B, T, HV, V], "[B, T, HV, V]")
+    _shaped("g", g, [B, T, HV, K], "[B, T, HV, K]")
+    _shaped("beta", beta, [B, T, HV], "[B, T, HV]")
+    if K != HEAD_SIZE:
+        raise NotImplementedError(f"q has K={K}; only K={HEAD_SIZE} is supported")
+    if V != HEAD_SIZE:
+        raise NotImplementedError(f"v has V={V}; only V={HEAD_SIZE} is supported")
+    for name in ("q", "k", "v", "g"):
+        if named[name].dtype != torch.bfloat16:
+            raise NotImplementedError(f"{name} is {named[name].dtype}; only torch.bfloat16 is supported")
+    if beta.dtype not in (torch.bfloat16, torch.float32):
+        raise NotImplementedError(f"beta is {beta.dtype}; torch.bfloat16 and torch.float32 are supported")
+    if A_log is not None:
+        _shaped("A_log", A_log, [HV], "[HV]")
+        _typed("A_log", A_log, torch.float32)
+    if dt_bias is not None:
+        _typed("dt_bias", dt_bias, torch.float32)
+        if list(dt_bias.shape) not in ([HV, K], [HV * K]):
+            raise ValueError(f"dt_bias must be [HV, K] or [HV * K], not {list(dt_bias.shape)} with HV={HV}, K={K}")
+    if initial_state is not None:
+        sizes, text = ([V, K], "[N, HV, V, K]") if state_v_first else ([K, V], "[N, HV, K, V]")
+        _shaped("initial_state", initial_state, [N, HV, *sizes], text)
+        _typed("initial_state", initial_state, torch.float32, torch.bfloat16)
+    for name, x in present.items():
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {q.device}: all tensors must share one device")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires grad; this is an inference forward: call it under torch.no_grad()"
+            )
+    if q.device.type == "cpu" and not INTERPRET:
+        raise ValueError("q is on the cpu; move the tensors to a CUDA device (or set TRITON_INTERPRET=1 before import)")
+    if q.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"q is on {q.device}; only CUDA devices are supported")
+
+
+def _shaped(name: str, x: torch.Tensor, shape: list[int], text: str) -> None:
+    if list(x.shape) != shape:
+        raise ValueError(f"{name} must be {text}, here {shape}, not {list(x.shape)}")
+
+
+def _typed(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> None:
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, not {x.dtype}")
+
+
+def packed_lengths(
+    cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, T: int, capturing: bool
+) -> tuple[int, ...] | None:
+    """Lengths of packed sequences, checked; None during a capture without cu_seqlens_cpu, where no sync may happen.
+
+    Read from cu_seqlens_cpu where given, else from the device once per version of the tensor.
+
+    Raises:
+        TypeError: not int32 or int64.
+        ValueError: B > 1, not 1-D with at least two entries, not starting at 0, decreasing, or not ending at T.
+    """
+    for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_cpu", cu_seqlens_cpu)):
+        if x is None:
+            continue
+        _typed(name, x, torch.int32, torch.int64)
+        if x.dim() != 1 or x.numel() < 2:
+            raise ValueError(f"{name} must be 1-D with N + 1 >= 2 entries, not {list(x.shape)}")
+    if B != 1:
+        raise ValueError(f"q has B={B}; with cu_seqlens the sequences are packed and B must be 1")
+    if cu_seqlens_cpu is not None:
+        if cu_seqlens_cpu.device.type != "cpu" or cu_seqlens_cpu.shape != cu_seqlens.shape:
+            raise ValueError("cu_seqlens_cpu must be a CPU tensor of the shape of cu_seqlens")
+        return _lengths(tuple(cu_seqlens_cpu.tolist()), T)
+    if capturing:
+        return None
+    return _lengths(_values(cu_seqlens), T)
+
+
+def _lengths(ends: tuple[int, ...], T: int) -> tuple[int, ...]:
+    lengths = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens must start at 0, not {ends[0]}")
+    if min(lengths) < 0:
+        raise ValueError(f"cu_seqlens must not decrease; entry {lengths.index(min(lengths)) + 1} does")
+    if ends[-1] != T:
+        raise ValueError(f"cu_seqlens must end at T={T}, not {ends[-1]}")
+    return lengths
+
+
+_seen_by_id: dict[int, tuple["weakref.ref[torch.Tensor]", int, tuple[int, ...]]] = {}
+
+
+def _values(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
+    """The entries on the host. One sync per tensor and version: a serving step that reuses its tensor pays none."""
+    if cu_seqlens.is_inference():  # carries no version counter, so a later change would not show
+        return tuple(cu_seqlens.tolist())
+    known = _seen_by_id.get(id(cu_seqlens))
+    if known is not None and known[0]() is cu_seqlens and known[1] == cu_seqlens._version:
+        return known[2]
+    values = tuple(cu_seqlens.tolist())
+    if len(_seen_by_id) >= 64:
+        for key in [key for key, entry in _seen_by_id.items() if entry[0]() is None] or list(_seen_by_id)[:32]:
+            _seen_by_id.pop(key, None)
+    _seen_by_id[id(cu_seqlens)] = (weakref.ref(cu_seqlens), cu_seqlens._version, values)
+    return values
+
+
+def fold(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    lower_bound: float,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+    state_v_first: bool,
+    tables: launch.ChunkTables,
+) -> launch.Problem:
+    """The Problem of checked tensors. A layout the kernels read as it is stays; any other is copied, never misread."""
+    HV, K = g.shape[2:]
+    return launch.Problem(
+        q=_rows(q),
+        k=_rows(k),
+        v=_rows(v),
+        g=_rows(g),
+        beta=_beta_rows(beta),
+        A_log=_zeros(HV, q.device) if A_log is None else A_log.contiguous(),
+        dt_bias=_zeros(HV * K, q.device) if dt_bias is None else dt_bias.contiguous(),
+        lower_bound=float(lower_bound),
+        scale=float(K**-0.5 if scale is None else scale),
+        h0=None if initial_state is None else initial_state.contiguous(),
+        state_v_first=state_v_first,
+        tables=tables,
+    )
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[B, T, heads, size] as [B * T, heads, size] with packed heads and rows the kernels can read 16 bytes at a time."""
+    B, T, heads, size = x.shape
+    sb, st, sh, se = x.stride()
+    # A stride of a dimension of one element says nothing.
+    st = heads * size if T == 1 else st
+    readable = se == 1 and (heads == 1 or sh == size) and (B == 1 or sb == T * st)
+    if not readable or st % 16 or st < heads * size or x.data_ptr() % 16:
+        return x.contiguous().view(B * T, heads, size)
+    return x.as_strided((B * T, heads, size), (st, size, 1))
+
+
+def _beta_rows(beta: torch.Tensor) -> torch.Tensor:
+    B, T, heads = beta.shape
+    sb, st, sh = beta.stride()
+    if B > 1 and sb != T * st:
+        return beta.contiguous().view(B * T, heads)
+    return beta.as_strided((B * T, heads), (st, sh))
+
+
+@functools.lru_cache(maxsize=32)
+def _zeros(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.float32, device=device)
+
+
+def shape_of_call(
+    q: torch.Tensor,
+    v: torch.Tensor,
+    lengths: tuple[int, ...] | None,
+    sequences: int,
+    varlen: bool,
+    initial_state: torch.Tensor | None,
+    output_final_state: bool,
+    state_v_first: bool,
+) -> Shape:
+    """The problem shape of a call: T is tokens in total."""
+    state = torch.float32 if initial_state is None else initial_state.dtype
+    return Shape(
+        N=sequences,
+        H=q.shape[2],
+        T=q.shape[0] * q.shape[1],
+        HV=v.shape[2],
+        K=q.shape[3],
+        V=v.shape[3],
+        dtype="bf16",
+        varlen=varlen,
+        longest_tokens=max(lengths) if varlen and lengths else None,
+        initial_state=initial_state is not None,
+        final_state=output_final_state,
+        state_v_first=state_v_first,
+        state_dtype="fp32" if state == torch.float32 else "bf16",
+    )

@@ -1,0 +1,165 @@
+"""chunk_kda: check the inputs, resolve the config, launch K1 then K2."""
+
+from typing import Any
+
+import torch
+
+from kdatune_kernels import inputs
+from kdatune_kernels import launch
+from kdatune_kernels.errors import ConfigError
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Precision
+from kdatune_kernels.spec import Shape
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: object = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    config: LaunchConfig | None = None,
+    precision: Precision | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The KDA forward of one or many sequences: outputs and, when asked for, the final state.
+
+    The signature is flash-linear-attention's `chunk_kda`, so that it drops in; what is not supported raises at once.
+    Inputs are never written to. Fit for CUDA-graph capture, also as the very first call.
+
+    Args:
+        q, k: [B, T, H, K] bf16, raw; B batch, T tokens, H heads, K = 128. L2-normalised in the kernel.
+        v: [B, T, HV, V] bf16, V = 128, HV a multiple of H (value head h reads q/k head h // (HV / H)).
+        g: [B, T, HV, K] bf16, raw gate; log decay lower_bound * sigmoid(exp(A_log) * (g + dt_bias)).
+        beta: [B, T, HV] bf16 or fp32 logits, any strides.
+        scale: default K ** -0.5.
+        initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; fp32 or bf16; N sequences.
+        safe_gate: both values compute the bounded gate, which lower_bound selects.
+        lower_bound: in [-5, 0), needed.
+        cu_seqlens: [N + 1] int32 or int64 on the device of q; packed sequences, then B is 1.
+        cu_seqlens_cpu: the same on the CPU; saves the one sync that checks a new cu_seqlens.
+        use_graph, max_num_seqs: packed calls are always laid out on the device and may be replayed with other
+            cu_seqlens of the same N; max_num_seqs, where given, must be that N.
+        A_log: [HV] fp32 or None (0); dt_bias: [HV, K] or [HV * K] fp32 or None (0).
+        config: a launch config to use instead of the resolved one.
+        precision: "fp16" (default) or "bf16", the type of the tiles between K1 and K2; "fp16" needs |v| and states
+            under 6e4 and is about four times more accurate on correlated keys.
+
+    Returns:
+        o [B, T, HV, V] bf16, and the final state, laid out as initial_state is, fp32, or None.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit, by name. ConfigError: `config` may not run here.
+        NotImplementedError: an option, dtype or head size these kernels do not have, by name.
+
+    Accuracy: RMS error ratio to the fp64 token recurrence under 0.005 for o and the final state, under 0.02 in the
+        worst 16-token window (docs/kda.md).
+    """
+    inputs.check_options(
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        lower_bound=lower_bound,
+        disable_recompute=disable_recompute,
+        return_intermediate_states=return_intermediate_states,
+        cp_context=cp_context,
+    )
+    inputs.check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, state_v_first)
+    if q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
+            return chunk_kda(
+                q, k, v, g, beta, scale, initial_state, output_final_state, True, True, True, False, safe_gate,
+                lower_bound, False, False, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
+                A_log=A_log, dt_bias=dt_bias, config=config, precision=precision,
+            )  # fmt: skip
+    B, T, _, K = q.shape
+    HV, V = v.shape[2:]
+    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+    lengths: tuple[int, ...] | None = None
+    N = B
+    if cu_seqlens is not None:
+        lengths = inputs.packed_lengths(cu_seqlens, cu_seqlens_cpu, B, T, capturing)
+        N = cu_seqlens.numel() - 1
+    elif cu_seqlens_cpu is not None:
+        raise ValueError("cu_seqlens_cpu is given without cu_seqlens; pass both")
+    if max_num_seqs is not None and max_num_seqs != N:
+        raise ValueError(f"max_num_seqs={max_num_seqs} must be the number of sequences, here {N}")
+    o = torch.empty(B, T, HV, V, dtype=v.dtype, device=v.device)
+    ht = None
+    if output_final_state:
+        sizes = (V, K) if state_v_first else (K, V)
+        ht = torch.empty(N, HV, *sizes, dtype=torch.float32, device=v.device)
+    if B * T == 0:
+        if ht is not None:
+            ht.zero_() if initial_state is None else ht.copy_(initial_state)
+        return o, ht
+    if cu_seqlens is None:
+        tables = launch.dense_tables(N, T, q.device, capturing)
+    else:
+        tables = launch.packed_tables(cu_seqlens.contiguous(), T)
+    problem = inputs.fold(
+        q, k, v, g, beta, A_log, dt_bias, float(lower_bound or 0.0), scale, initial_state, state_v_first, tables
+    )
+    shape = inputs.shape_of_call(
+        q, v, lengths, N, cu_seqlens is not None, initial_state, output_final_state, state_v_first
+    )
+    _launch(problem, o.view(B * T, HV, V), ht, shape, config, precision, capturing)
+    return o, ht
+
+
+def _launch(
+    problem: launch.Problem,
+    o: torch.Tensor,
+    ht: torch.Tensor | None,
+    shape: Shape,
+    config: LaunchConfig | None,
+    precision: Precision | None,
+    capturing: bool,
+) -> None:
+    gpu = _gpu(problem.q.device)
+    chosen = config
+    if chosen is None:
+        chosen = default_config(shape, gpu)
+    else:
+        reason = config_ok(chosen, shape, gpu)
+        if reason:
+            raise ConfigError(f"config may not run for {shape.key()} here: {reason}")
+    run(problem, o, ht, chosen, precision or chosen.precision)
+
+
+def run(
+    problem: launch.Problem, o: torch.Tensor, ht: torch.Tensor | None, config: LaunchConfig, precision: Precision
+) -> Any:
+    """Launch K1 and K2 with one config into o [tokens, HV, V] and ht."""
+    ws = launch.workspace(problem.tables, problem.heads, problem.q.shape[2], precision == "fp16", o.device)
+    launch.run_k1(problem, ws, config.k1)
+    return launch.run_k2(problem, ws, o, ht, config.k2)
+
+
+def _gpu(device: torch.device) -> Gpu | None:
+    from kdatune_kernels import gpu
+
+    return None if device.type == "cpu" else gpu.of_device(device.index or 0)

@@ -1,0 +1,250 @@
+"""From checked tensors and a LaunchConfig to the two kernel launches: chunk tables, workspace, descriptors, grids."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from kdatune_kernels import prepare
+from kdatune_kernels import recurrence
+from kdatune_kernels.spec import CHUNK_TOKENS
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+
+WORKSPACE_BYTES_PER_TILE = 13824
+"""[kd; qd] 8192, kr 4096, [INV; M] 1024, 2^G_C 512: what K1 hands to K2 for one chunk of one head, K = 128."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tensors of one call, folded to tokens x heads x size, with the token strides the kernels read.
+
+    q, k: [tokens, H, K]; v: [tokens, HV, V]; g: [tokens, HV, K]; beta: [tokens, HV]; heads packed, last dimension
+    contiguous, 16-byte aligned rows. lengths tables come from `chunk_tables`.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    lower_bound: float
+    scale: float
+    h0: torch.Tensor | None
+    state_v_first: bool
+    tables: "ChunkTables"
+
+    @property
+    def heads(self) -> int:
+        return self.v.shape[1]
+
+
+@dataclass(frozen=True)
+class ChunkTables:
+    """Where chunks lie. spans: [N, 4] int32 (first token, end token, first chunk, end chunk); token, length: [NC] int32."""
+
+    spans: torch.Tensor
+    token: torch.Tensor
+    length: torch.Tensor
+    sequences: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What K1 writes and K2 reads. KQ [tiles * 32, K] bf16, KG [tiles * 16, K], AI [tiles * 32, 16], DEC [tiles, K] fp32."""
+
+    KQ: torch.Tensor
+    KG: torch.Tensor
+    AI: torch.Tensor
+    DEC: torch.Tensor
+
+
+def workspace(tables: ChunkTables, heads: int, K: int, half: bool, device: torch.device) -> Workspace:
+    """An uninitialised workspace; K1 writes every element that K2 reads."""
+    tiles = tables.chunks * heads
+    kind = torch.float16 if half else torch.bfloat16
+    return Workspace(
+        KQ=torch.empty(tiles * 2 * CHUNK_TOKENS, K, dtype=torch.bfloat16, device=device),
+        KG=torch.empty(tiles * CHUNK_TOKENS, K, dtype=kind, device=device),
+        AI=torch.empty(tiles * 2 * CHUNK_TOKENS, CHUNK_TOKENS, dtype=kind, device=device),
+        DEC=torch.empty(tiles, K, dtype=torch.float32, device=device),
+    )
+
+
+def dense_tables(sequences: int, tokens: int, device: torch.device, capturing: bool) -> ChunkTables:
+    """Chunk tables of `sequences` sequences of `tokens` tokens each; kept per (sequences, tokens, device).
+
+    During a graph capture the tables become part of the graph and are not kept.
+    """
+    return _make_dense(sequences, tokens, device) if capturing else _kept_dense(sequences, tokens, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
+    tables = _make_dense(sequences, tokens, device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # once: another stream may be the next to read them
+    return tables
+
+
+def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
+    each = -(-tokens // CHUNK_TOKENS)
+    n = torch.arange(sequences, dtype=torch.int32, device=device)
+    spans = torch.stack((n * tokens, (n + 1) * tokens, n * each, (n + 1) * each), dim=1)
+    inside = torch.arange(each, dtype=torch.int32, device=device) * CHUNK_TOKENS
+    token = (n[:, None] * tokens + inside[None, :]).flatten()
+    length = (tokens - inside).clamp_max(CHUNK_TOKENS).repeat(sequences)
+    return ChunkTables(spans, token, length, sequences, sequences * each)
+
+
+def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
+    """Chunk tables of packed sequences, laid out on the device by one small kernel: no sync, fit for graph capture.
+
+    cu_seqlens: [N + 1] int32 or int64, contiguous. The chunk count is an upper bound: every sequence may end in a ragged chunk.
+    """
+    N = cu_seqlens.numel() - 1
+    NC = tokens // CHUNK_TOKENS + min(N, tokens)
+    device = cu_seqlens.device
+    table = torch.empty(4 * N + 2 * NC, dtype=torch.int32, device=device)
+    spans, token, length = table[: 4 * N].view(N, 4), table[4 * N : 4 * N + NC], table[4 * N + NC :]
+    seqs = min(128, max(16, triton.next_power_of_2(N)))
+    prepare.plan_kernel[(triton.cdiv(NC, 128),)](
+        cu_seqlens, spans, token, length, N, NC, tokens, BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8
+    )
+    return ChunkTables(spans, token, length, N, NC)
+
+
+def run_k1(problem: Problem, ws: Workspace, config: K1Config) -> Any:
+    """Launch K1; returns what the launch returned (the compiled kernel on a card)."""
+    return k1_call(problem, ws, config)()
+
+
+def run_k2(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config) -> Any:
+    """Launch K2 into o [tokens, HV, V] and ht (as h0, fp32) or None; returns what the launch returned."""
+    return k2_call(problem, ws, o, ht, config)()
+
+
+def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], Any]:
+    """K1 bound to its arguments: descriptors and grid are made once, the call launches."""
+    p, tables, heads = problem, problem.tables, problem.heads
+    K = p.q.shape[2]
+    group = heads // p.q.shape[1]
+    half = ws.KG.dtype == torch.float16
+    rest = (p.beta.stride(0), p.beta.stride(1), tables.chunks, heads, p.lower_bound, p.scale)
+    strides = (p.q.stride(0), p.k.stride(0), p.g.stride(0))
+    tile_out = (ws.KQ, ws.KG, ws.AI, ws.DEC)
+    chunk_of = (tables.token, tables.length)
+    register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
+    if config.variant == "triton":
+        groups = -(-tables.chunks // config.chunks_per_program)
+        return functools.partial(
+            prepare.prepare_kernel[(groups * heads,)],
+            p.q, p.k, p.g, p.beta, p.A_log, p.dt_bias, *tile_out, *chunk_of, *strides, *rest,
+            K=K, BT=CHUNK_TOKENS, GROUP=group, CHUNKS=config.chunks_per_program, HEAD_FAST=config.head_fast, HALF=half,
+            num_warps=config.num_warps, **register_cap,
+        )  # fmt: skip
+    from kdatune_kernels import prepare_sm90
+
+    shared = {
+        "GROUP": group,
+        "HEAD_FAST": config.head_fast,
+        "TRANSPOSED": config.transposed_dots,
+        "FAST_RCP": config.fast_reciprocal,
+        "HALF": half,
+        "num_warps": 1,
+    }
+    if config.variant == "cp_async":
+        return functools.partial(
+            prepare_sm90.prepare_cp_async[(tables.chunks * heads,)],
+            p.q, p.k, p.g, p.beta, p.A_log, p.dt_bias, *tile_out, *chunk_of, *strides, *rest,
+            EVICT_LAST=config.load_policy == "evict_last", **shared,
+        )  # fmt: skip
+    layout = _plain_layout(config.swizzle_bytes)
+    box = [CHUNK_TOKENS, K]
+    descriptors = [_descriptor(_flat(x), box, layout) for x in (p.q, p.k, p.g)]
+    descriptors += [_descriptor(x, box, layout) for x in (ws.KQ, ws.KG.view(torch.bfloat16))]
+    return functools.partial(
+        prepare_sm90.prepare_tma[(tables.chunks * heads,)],
+        *descriptors, p.beta, p.A_log, p.dt_bias, ws.AI, ws.DEC, *chunk_of, *rest, HALVES=config.gate_halves, **shared,
+    )  # fmt: skip
+
+
+def k2_call(
+    problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
+) -> Callable[[], Any]:
+    """K2 bound to its arguments: descriptors and grid are made once, the call launches."""
+    p, tables, heads = problem, problem.tables, problem.heads
+    K, V = p.q.shape[2], p.v.shape[2]
+    half = ws.KG.dtype == torch.float16
+    grid = (tables.sequences * heads * (V // config.block_v),)
+    # A pointer the kernel never follows stands in for an absent state.
+    h0_ptr, ht_ptr = (x if x is not None else ws.DEC for x in (p.h0, ht))
+    flags = {"HAS_H0": p.h0 is not None, "STORE_HT": ht is not None, "V_FIRST": p.state_v_first}
+    if config.variant == "triton":
+        return functools.partial(
+            recurrence.recurrence_kernel[grid],
+            ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, o, h0_ptr, ht_ptr, tables.spans, p.v.stride(0), tables.chunks, heads,
+            K=K, V=V, BT=CHUNK_TOKENS, BV=config.block_v, HALF=half, TRANSPOSED=config.transposed,
+            STAGES=config.stages_in, num_warps=config.num_warps, **flags,
+        )  # fmt: skip
+    from kdatune_kernels import recurrence_sm90
+
+    def described(x: torch.Tensor, *box: int) -> Any:
+        return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
+
+    descriptors = (
+        described(ws.KQ, 2 * CHUNK_TOKENS, K),
+        described(ws.KG, CHUNK_TOKENS, K),
+        described(ws.AI, 2 * CHUNK_TOKENS, CHUNK_TOKENS),
+        _descriptor(ws.DEC, [1, K], _decay_layout()),
+        described(_flat(p.v), CHUNK_TOKENS, config.block_v),
+        described(_flat(o), CHUNK_TOKENS, config.block_v),
+    )
+    register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
+    return functools.partial(
+        recurrence_sm90.recurrence_ws[grid],
+        *descriptors, o, h0_ptr, ht_ptr, tables.spans, tables.chunks, heads,
+        K=K, V=V, BV=config.block_v, STAGES_IN=config.stages_in, STAGES_OUT=config.stages_out,
+        CONSUMERS=config.consumers, LOAD_WARPS=config.load_warps, STORE_WARPS=config.store_warps,
+        CONSUMER_REGS=config.consumer_regs, LOAD_REGS=config.load_regs, STORE_REGS=config.store_regs,
+        DEFER=config.defer_store, DECAY_AT=config.decay_position, num_warps=config.num_warps, **flags, **register_cap,
+    )  # fmt: skip
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, size] with packed heads as the matrix [tokens, heads * size] that TMA sees."""
+    return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
+
+
+def _descriptor(x: torch.Tensor, box: list[int], layout: Any) -> Any:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(x, box, layout)
+
+
+@functools.cache
+def _plain_layout(swizzle_bytes: int) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle_bytes, element_bitwidth=16, rank=2)
+
+
+@functools.cache
+def _decay_layout() -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
+@functools.cache
+def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    kind = gl.float16 if dtype == torch.float16 else gl.bfloat16
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], kind)

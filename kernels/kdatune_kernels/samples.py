@@ -1,0 +1,100 @@
+"""Inputs to measure and check on: every kind that must hold (docs/kda.md, "Accuracy"), reproducible by seed."""
+
+from dataclasses import dataclass
+from typing import Any
+from typing import Literal
+
+import torch
+
+from kdatune_kernels.spec import Shape
+
+Kind = Literal["random", "strong", "weak", "correlated", "identical"]
+KINDS: tuple[Kind, ...] = ("random", "strong", "weak", "correlated", "identical")
+
+SKEWED_LENGTHS = (1300, 547, 2048, 963, 271, 3063)
+"""The packed batch of the published comparisons: 8,192 tokens in six sequences."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of chunk_kda for packed sequences of `lengths` tokens: [1, T, heads, size], bf16."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    initial_state: torch.Tensor | None
+    lengths: tuple[int, ...]
+    lower_bound: float = -5.0
+
+    def tensors(self) -> dict[str, Any]:
+        """The tensor arguments and the bound, by chunk_kda's names."""
+        names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "lower_bound")
+        return {name: getattr(self, name) for name in names}
+
+
+def lengths_of(shape: Shape) -> tuple[int, ...]:
+    """Sequence lengths that a shape stands for; what a shape does not say is filled in the same way every time."""
+    if shape.varlen and shape.longest_tokens is not None:
+        if (shape.N, shape.T, shape.longest_tokens) == (len(SKEWED_LENGTHS), sum(SKEWED_LENGTHS), max(SKEWED_LENGTHS)):
+            return SKEWED_LENGTHS
+        others = _share(shape.T - shape.longest_tokens, shape.N - 1)
+        return (shape.longest_tokens, *others)
+    return _share(shape.T, shape.N)
+
+
+def _share(tokens: int, parts: int) -> tuple[int, ...]:
+    return tuple(tokens // parts + (i < tokens % parts) for i in range(parts)) if parts else ()
+
+
+def make(
+    lengths: tuple[int, ...],
+    H: int,
+    HV: int | None = None,
+    *,
+    kind: Kind = "random",
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    initial_state: bool = True,
+    state_v_first: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+    size: int = 128,
+) -> Sample:
+    """A sample of one kind.
+
+    random: everything N(0, 1); strong: g = +8 (each log decay about -5); weak: g ~ N(-8, 1); correlated: keys = one
+    N(0, 1) vector a head + 0.5 noise, g ~ N(-6, 1), beta logits ~ N(2, 1); identical: the same without the noise.
+    """
+    HV = H if HV is None else HV
+    T = sum(lengths)
+    draw = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, device=device)
+
+    q, k, v, g = normal(1, T, H, size), normal(1, T, H, size), normal(1, T, HV, size), normal(1, T, HV, size)
+    beta = normal(1, T, HV)
+    if kind == "strong":
+        g = torch.full_like(g, 8.0)
+    if kind == "weak":
+        g = g - 8.0
+    if kind in ("correlated", "identical"):
+        k = normal(1, 1, H, size) + (0.5 * k if kind == "correlated" else torch.zeros_like(k))
+        g, beta = g - 6.0, beta + 2.0
+    state = (normal(len(lengths), HV, size, size) * 0.2).to(state_dtype) if initial_state else None
+    if state is not None and state_v_first:
+        state = state.transpose(-1, -2).contiguous()
+    return Sample(
+        q=q.bfloat16(),
+        k=k.bfloat16(),
+        v=v.bfloat16(),
+        g=g.bfloat16(),
+        beta=beta.bfloat16(),
+        A_log=torch.log(torch.rand(HV, generator=draw, device=device) * 1.5 + 0.1),
+        dt_bias=normal(HV, size) * 0.5,
+        initial_state=state,
+        lengths=tuple(lengths),
+    )
