@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from kdatune_kernels.errors import SnapshotError
@@ -23,19 +22,6 @@ log = logging.getLogger("kdatune")
 
 MAX_COPY_BYTES = 16 << 20
 """Of a disk copy: the largest document the wire may bring, with room for escapes."""
-
-
-def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
-    """KDATUNE_CACHE_DIR, else $XDG_CACHE_HOME/kdatune, else ~/.cache/kdatune; None when there is no home."""
-    if environ.get("KDATUNE_CACHE_DIR"):
-        return Path(environ["KDATUNE_CACHE_DIR"])
-    xdg = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG specification: a relative path is to be ignored
-        return Path(xdg) / "kdatune"
-    home = environ.get("HOME", "")
-    with contextlib.suppress(RuntimeError):
-        return Path(home or Path.home()) / ".cache" / "kdatune"
-    return None
 
 
 def file_name(gpu_name: str) -> str:
@@ -58,10 +44,7 @@ class DiskCopy:
         path = self.directory / file_name(gpu_name)
         try:
             with path.open("rb") as file:
-                text = file.read(MAX_COPY_BYTES + 1)
-            if len(text) > MAX_COPY_BYTES:
-                raise SnapshotError(f"more than {MAX_COPY_BYTES} bytes")
-            document, etag = unseal(text)
+                document, etag = unseal(file.read(MAX_COPY_BYTES))
             return parse_snapshot(document), etag
         except FileNotFoundError:
             return None

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from typing import TypeVar
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import SnapshotError
@@ -32,15 +33,18 @@ SCHEMA = 1
 """The document's schema. Raised when a launcher of today would misread it, not when a key is added."""
 
 _MAX_TEXT = 500
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """An entry that was passed over: its place in the document, what it is about, and why."""
+    """An entry that was passed over: its place in the document, why, and what of it could be read."""
 
     index: int
     key: str
     reason: str
+    shape: Shape | None = None
+    config: LaunchConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def parse_snapshot(data: bytes | str | Mapping[str, Any], *, pause: Callable[[],
         try:
             champions.append(parse_champion(entry))
         except KdatuneError as error:
-            skipped.append(Skipped(index, _entry_key(entry), str(error)[:_MAX_TEXT]))
+            skipped.append(_skipped(index, entry, str(error)))
         if pause is not None:
             pause()
     return Snapshot(schema, gpu, generation, tuple(champions), tuple(skipped))
@@ -191,13 +195,18 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _entry_key(entry: Any) -> str:
-    """What an entry is about, as far as that can be read."""
-    shape = entry.get("shape") if isinstance(entry, Mapping) else None
+def _skipped(index: int, entry: Any, reason: str) -> Skipped:
+    known = entry if isinstance(entry, Mapping) else {}
+    shape = _readable(Shape, known.get("shape"))
+    key = _brief(known.get("shape")) if shape is None else shape.key()
+    return Skipped(index, key, reason[:_MAX_TEXT], shape, _readable(LaunchConfig, known.get("config")))
+
+
+def _readable(cls: type[T], data: Any) -> T | None:
     try:
-        return from_json(Shape, shape).key()
+        return from_json(cls, data)
     except KdatuneError:
-        return _brief(shape)
+        return None
 
 
 def _time_us(entry: Mapping[str, Any], name: str) -> float | None:
