@@ -14,31 +14,45 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="KDATUNE_", frozen=True, extra="ignore")
 
-    database_url: str = Field("sqlite:///kdatune.db", description="where results are stored: SQLite file or PostgreSQL")
+    database_url: str = Field(
+        default="sqlite:///kdatune.db", description="where results are stored: SQLite file or PostgreSQL"
+    )
     optuna_storage: str = Field(
-        "kdatune-optuna.journal",
+        default="kdatune-optuna.journal",
         description="where Optuna keeps its disposable studies: a journal file, or a URL with ://",
     )
-    host: str = Field("127.0.0.1", description="address the service listens on")
-    port: int = Field(8321, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
+    host: str = Field(default="127.0.0.1", description="address the service listens on")
+    port: int = Field(default=8321, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
 
     # Search
-    trials: int = Field(200, ge=1, description="trials of one search where none are asked for")
-    trial_timeout_s: float = Field(120.0, gt=0, description="a trial that takes longer is killed and typed timeout")
-    exhaustive_below: int = Field(600, ge=0, description="a config space of at most this many configs is enumerated")
-    finalists: int = Field(3, ge=1, description="best candidates that meet the champion in a paired run")
+    trials: int = Field(default=200, ge=1, description="trials of one search where none are asked for")
+    trial_timeout_s: float = Field(
+        default=120.0, gt=0, description="a trial that takes longer is killed and typed timeout"
+    )
+    exhaustive_below: int = Field(
+        default=600, ge=0, description="a config space of at most this many configs is enumerated"
+    )
+    finalists: int = Field(default=3, ge=1, description="best candidates that meet the champion in a paired run")
 
     # Promotion
-    min_gain_pct: float = Field(1.0, ge=0, description="a gain below this keeps the champion")
-    confidence_pct: float = Field(95.0, gt=0, lt=100, description="level of the interval that a gain must clear")
-    paired_rounds: int = Field(15, ge=3, description="A B rounds of a paired run")
+    min_gain_pct: float = Field(default=1.0, ge=0, description="a gain below this keeps the champion")
+    confidence_pct: float = Field(
+        default=95.0, gt=0, lt=100, description="level of the interval that a gain must clear"
+    )
+    paired_rounds: int = Field(default=15, ge=3, description="A B rounds of a paired run")
 
     # Nightly
-    nightly_budget_s: float = Field(7200.0, gt=0, description="wall-clock budget of one nightly run")
-    drift_pct: float = Field(5.0, gt=0, description="a champion slower than stored by more than this has drifted")
-    max_age_days: float = Field(30.0, gt=0, description="a champion measured longer ago than this is looked at again")
+    nightly_budget_s: float = Field(default=7200.0, gt=0, description="wall-clock budget of one nightly run")
+    drift_pct: float = Field(
+        default=5.0, gt=0, description="a champion slower than stored by more than this has drifted"
+    )
+    max_age_days: float = Field(
+        default=30.0, gt=0, description="a champion measured longer ago than this is looked at again"
+    )
 
     # Service
-    max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body that is read")
-    snapshot_max_age_s: int = Field(30, ge=0, description="Cache-Control max-age of a snapshot")
-    token_file: str | None = Field(None, description="file of hashed bearer tokens and their scopes; none: no writes")
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body that is read")
+    snapshot_max_age_s: int = Field(default=30, ge=0, description="Cache-Control max-age of a snapshot")
+    token_file: str | None = Field(
+        default=None, description="file of hashed bearer tokens and their scopes; none: no writes"
+    )
