@@ -7,6 +7,7 @@ rotates from round to round.
 """
 
 import contextlib
+import functools
 import io
 import time
 from collections.abc import Callable
@@ -146,7 +147,7 @@ def _copies(device: torch.device, each_bytes: int) -> int:
     return int(max(1, min(wanted, affordable, 16)))
 
 
-def _with(kernel: str, config: Config) -> LaunchConfig:
+def _with(config: Config) -> LaunchConfig:
     """The whole launch that a config of one kernel is checked in."""
     if isinstance(config, LaunchConfig):
         return config
@@ -155,8 +156,8 @@ def _with(kernel: str, config: Config) -> LaunchConfig:
     return LaunchConfig(BASELINE.k1, config)
 
 
-def _call(problem: Problem, kernel: str, config: Config, i: int) -> Callable[[], Any]:
-    """The launches that are timed for a kernel on copy i."""
+def bound_call(problem: Problem, config: Config, i: int) -> Callable[[], Any]:
+    """The launches that are timed for a config on copy i."""
     p, ws, (o, ht) = problem.copies[i], problem.workspaces[i], problem.outputs[i]
     if isinstance(config, K1Config):
         return launch.k1_call(p, ws, config)
@@ -193,7 +194,7 @@ def check(problem: Problem, kernel: str, config: Config) -> CheckResult:
 
     A K1 is checked with the plain Triton K2 and a K2 with the plain Triton K1; kernel "kda" takes a LaunchConfig.
     """
-    whole = _with(kernel, config)
+    whole = _with(config)
     started = time.perf_counter()
     try:
         with _quiet():
@@ -211,7 +212,7 @@ def check(problem: Problem, kernel: str, config: Config) -> CheckResult:
     if not o_ratio < GATE or (state_ratio is not None and not state_ratio < GATE):
         outcome, detail = (
             "incorrect",
-            f"error ratios o {o_ratio:.3g}, state {state_ratio if state_ratio is None else f'{state_ratio:.3g}'}, gate {GATE}",
+            f"error ratios o {o_ratio:.3g}, state {state_ratio}, gate {GATE}",
         )
     elif not torch.equal(kept[0], o) or (ht is not None and kept[1] is not None and not torch.equal(kept[1], ht)):
         outcome, detail = "nondeterministic", "two runs on the same input differ"
@@ -296,19 +297,17 @@ def warm_up(device: torch.device | str = "cuda", seconds: float = 0.4) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_us(problem: Problem, kernel: str, config: Config, samples: int = 5) -> list[float]:
+def time_us(problem: Problem, config: Config, samples: int = 5) -> list[float]:
     """Sorted times of one launch in us. Raises MeasurementError with the outcome of a config that fails."""
-    return sorted(time_interleaved_us(problem, kernel, [config], samples)[0])
+    return sorted(time_interleaved_us(problem, [config], samples)[0])
 
 
-def time_interleaved_us(
-    problem: Problem, kernel: str, configs: Sequence[Config], samples: int = 9
-) -> list[list[float]]:
+def time_interleaved_us(problem: Problem, configs: Sequence[Config], samples: int = 9) -> list[list[float]]:
     """Times of one launch in us, one list a config, paired by round: sample i of every config is of the same round."""
     runs = []
     for config in configs:
         with _typed(), _quiet():
-            runs.append(capture(lambda i, config=config: _call(problem, kernel, config, i), len(problem.copies)))
+            runs.append(capture(functools.partial(bound_call, problem, config), len(problem.copies)))
     return interleave(runs, samples)
 
 
@@ -325,7 +324,7 @@ class Graph:
         self.graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1000.0 / self.launches
+        return float(start.elapsed_time(end)) * 1000.0 / self.launches
 
 
 def capture(call_of: Callable[[int], Callable[[], Any]], copies: int) -> Graph:

@@ -71,7 +71,7 @@ def compile_config(
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(fn.arg_names)
-        if signature[name].startswith("*") or name.endswith("_stride_t") and not name.startswith("beta")
+        if signature[name].startswith("*") or (name.endswith("_stride_t") and not name.startswith("beta"))
     }
     arch = int(compute_capability.replace(".", ""))
     try:

@@ -17,7 +17,7 @@ from kdatune_kernels.spec import gpu_of
 PROTOCOL = "1"
 """Version of the timing protocol in bench.py; a change makes every stored time stale."""
 
-_KERNEL_SOURCES = ("numerics.py", "prepare.py", "prepare_sm90.py", "recurrence.py", "recurrence_sm90.py", "launch.py")
+_KERNEL_SOURCES = ("numerics.py", "prepare.py", "prepare_sm90.py", "recurrence.py", "recurrence_sm90.py")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """What chunk_kda takes: every argument checked, then folded into the Problem that the launches read."""
 
 import functools
+import itertools
 import weakref
 
 import torch
@@ -125,7 +126,11 @@ def _typed(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> None:
 
 
 def packed_lengths(
-    cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, T: int, capturing: bool
+    cu_seqlens: torch.Tensor,
+    cu_seqlens_cpu: torch.Tensor | None,
+    B: int,
+    T: int,
+    capturing: bool,
 ) -> tuple[int, ...] | None:
     """Lengths of packed sequences, checked; None during a capture without cu_seqlens_cpu, where no sync may happen.
 
@@ -147,13 +152,11 @@ def packed_lengths(
         if cu_seqlens_cpu.device.type != "cpu" or cu_seqlens_cpu.shape != cu_seqlens.shape:
             raise ValueError("cu_seqlens_cpu must be a CPU tensor of the shape of cu_seqlens")
         return _lengths(tuple(cu_seqlens_cpu.tolist()), T)
-    if capturing:
-        return None
-    return _lengths(_values(cu_seqlens), T)
+    return None if capturing else _lengths(_values(cu_seqlens), T)
 
 
 def _lengths(ends: tuple[int, ...], T: int) -> tuple[int, ...]:
-    lengths = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+    lengths = tuple(b - a for a, b in itertools.pairwise(ends))
     if ends[0] != 0:
         raise ValueError(f"cu_seqlens must start at 0, not {ends[0]}")
     if min(lengths) < 0:

@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def heads(self) -> int:
-        return self.v.shape[1]
+        return int(self.v.shape[1])
 
 
 @dataclass(frozen=True)
@@ -77,30 +77,40 @@ def workspace(tables: ChunkTables, heads: int, K: int, half: bool, device: torch
     )
 
 
+_DENSE_KEPT = 4096
+_dense: dict[tuple[int, int, torch.device], ChunkTables] = {}
+
+
 def dense_tables(sequences: int, tokens: int, device: torch.device, capturing: bool) -> ChunkTables:
-    """Chunk tables of `sequences` sequences of `tokens` tokens each; kept per (sequences, tokens, device).
+    """Chunk tables of `sequences` sequences of `tokens` tokens each, tokens > 0.
 
-    During a graph capture the tables become part of the graph and are not kept.
+    Kept per (sequences, tokens, device) and never dropped, since a captured graph may read them for ever; the first 4,096
+    shapes are kept. During a graph capture new tables become part of the graph and are not kept.
     """
-    return _make_dense(sequences, tokens, device) if capturing else _kept_dense(sequences, tokens, device)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
-    tables = _make_dense(sequences, tokens, device)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # once: another stream may be the next to read them
+    key = (sequences, tokens, device)
+    tables = _dense.get(key)
+    if tables is None:
+        tables = _make_dense(sequences, tokens, device)
+        if not capturing and len(_dense) < _DENSE_KEPT:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # once: another stream may be the next to read them
+            _dense[key] = tables
     return tables
 
 
 def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
     each = -(-tokens // CHUNK_TOKENS)
-    n = torch.arange(sequences, dtype=torch.int32, device=device)
-    spans = torch.stack((n * tokens, (n + 1) * tokens, n * each, (n + 1) * each), dim=1)
-    inside = torch.arange(each, dtype=torch.int32, device=device) * CHUNK_TOKENS
-    token = (n[:, None] * tokens + inside[None, :]).flatten()
-    length = (tokens - inside).clamp_max(CHUNK_TOKENS).repeat(sequences)
-    return ChunkTables(spans, token, length, sequences, sequences * each)
+    tables = _empty_tables(sequences, sequences * each, device)
+    prepare.dense_plan_kernel[(triton.cdiv(sequences * each, 256),)](
+        tables.spans, tables.token, tables.length, sequences, tokens, each, BT=CHUNK_TOKENS, CHUNKS=256
+    )
+    return tables
+
+
+def _empty_tables(sequences: int, chunks: int, device: torch.device) -> ChunkTables:
+    table = torch.empty(4 * sequences + 2 * chunks, dtype=torch.int32, device=device)
+    spans, token, length = table.split((4 * sequences, chunks, chunks))
+    return ChunkTables(spans.view(sequences, 4), token, length, sequences, chunks)
 
 
 def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
@@ -111,13 +121,13 @@ def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
     N = cu_seqlens.numel() - 1
     NC = tokens // CHUNK_TOKENS + min(N, tokens)
     device = cu_seqlens.device
-    table = torch.empty(4 * N + 2 * NC, dtype=torch.int32, device=device)
-    spans, token, length = table[: 4 * N].view(N, 4), table[4 * N : 4 * N + NC], table[4 * N + NC :]
+    tables = _empty_tables(N, NC, device)
     seqs = min(128, max(16, triton.next_power_of_2(N)))
     prepare.plan_kernel[(triton.cdiv(NC, 128),)](
-        cu_seqlens, spans, token, length, N, NC, tokens, BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8
-    )
-    return ChunkTables(spans, token, length, N, NC)
+        cu_seqlens, tables.spans, tables.token, tables.length, N, NC, tokens,
+        BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8,
+    )  # fmt: skip
+    return tables
 
 
 def run_k1(problem: Problem, ws: Workspace, config: K1Config) -> Any:

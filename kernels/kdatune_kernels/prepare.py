@@ -16,6 +16,12 @@ from kdatune_kernels.numerics import narrow
 from kdatune_kernels.numerics import unit_lower_inverse
 
 
+@triton.jit
+def _rows(base, offset, key, valid):
+    """Rows of a tokens x K matrix as fp32, 0 where not valid."""
+    return tl.load(base + offset[:, None] + key[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["beta_stride_t", "beta_stride_h", "H", "NC"])
 def prepare_kernel(
     q, k, g, beta, A_log, dt_bias, KQ, KG, AI, DEC, chunk_token, chunk_length,
@@ -53,15 +59,9 @@ def prepare_kernel(
         if n > 0:
             token = tl.load(chunk_token + c).to(tl.int64) + row
             valid = row < n
-            qn = tl.load(q + (token * q_stride_t + hq * K)[:, None] + key[None, :], mask=valid[:, None], other=0.0).to(
-                tl.float32
-            )
-            kn = tl.load(k + (token * k_stride_t + hq * K)[:, None] + key[None, :], mask=valid[:, None], other=0.0).to(
-                tl.float32
-            )
-            gate = tl.load(g + (token * g_stride_t + h * K)[:, None] + key[None, :], mask=valid[:, None], other=0.0).to(
-                tl.float32
-            )
+            qn = _rows(q + hq * K, token * q_stride_t, key, valid)
+            kn = _rows(k + hq * K, token * k_stride_t, key, valid)
+            gate = _rows(g + h * K, token * g_stride_t, key, valid)
             b = tl.load(beta + token * beta_stride_t + h * beta_stride_h, mask=valid, other=0.0).to(tl.float32)
             b = tl.where(valid, 1.0 / (1.0 + tl.exp2(-b * LOG2E)), 0.0)
             qn = qn * (tl.rsqrt(tl.sum(qn * qn, 1) + EPS) * scale)[:, None]
@@ -100,8 +100,9 @@ def plan_kernel(
     """Lay out the chunks of packed sequences on the device, with no host sync.
 
     cu_seqlens: [N + 1] int32 or int64. Writes spans [N, 4] int32, a row (first token, end token, first chunk, end
-    chunk), and chunk_token, chunk_length [NC] int32, where NC is the host's upper bound; chunks past the last have length 0. Whatever cu_seqlens holds, every number
-    written stays inside 0..T and 0..NC, so that a wrong one cannot make the kernels leave their buffers.
+    chunk), and chunk_token, chunk_length [NC] int32, where NC is the host's upper bound; chunks past the last have
+    length 0. Whatever cu_seqlens holds, every number written stays inside 0..T and 0..NC, so that a wrong one cannot make
+    the kernels leave their buffers.
     """
     c = tl.program_id(0) * CHUNKS + tl.arange(0, CHUNKS)
     token = tl.zeros([CHUNKS], tl.int32)
@@ -128,3 +129,19 @@ def plan_kernel(
         base += tl.sum(count, 0)
     tl.store(chunk_token + c, token, mask=c < NC)
     tl.store(chunk_length + c, length, mask=c < NC)
+
+
+@triton.jit(do_not_specialize=["N", "T", "EACH"])
+def dense_plan_kernel(
+    spans, chunk_token, chunk_length, N, T, EACH,
+    BT: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The tables of `plan_kernel` for N sequences of T tokens each, EACH = ceil(T / BT) chunks a sequence."""
+    c = tl.program_id(0) * CHUNKS + tl.arange(0, CHUNKS)
+    inside = c % EACH * BT
+    tl.store(chunk_token + c, c // EACH * T + inside, mask=c < N * EACH)
+    tl.store(chunk_length + c, tl.minimum(T - inside, BT), mask=c < N * EACH)
+    tl.store(spans + 4 * c, c * T, mask=c < N)
+    tl.store(spans + 4 * c + 1, (c + 1) * T, mask=c < N)
+    tl.store(spans + 4 * c + 2, c * EACH, mask=c < N)
+    tl.store(spans + 4 * c + 3, (c + 1) * EACH, mask=c < N)

@@ -184,7 +184,10 @@ def recurrence_ws(
     LOAD_REGS: gl.constexpr, STORE_REGS: gl.constexpr, DEFER: gl.constexpr, DECAY_AT: gl.constexpr,
     HAS_H0: gl.constexpr, STORE_HT: gl.constexpr, V_FIRST: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """As `recurrence.recurrence_kernel`; kq_d .. o_d are TMA descriptors, boxes [32, K], [16, K], [32, 16], [1, K], [16, BV]."""
+    """As `recurrence.recurrence_kernel`, the tiles, v and o by TMA.
+
+    kq_d .. o_d: descriptors with boxes [32, K], [16, K], [32, 16], [1, K], [16, BV], [16, BV].
+    """
     blocks: gl.constexpr = V // BV
     pid = gl.program_id(0)
     chain = pid // blocks

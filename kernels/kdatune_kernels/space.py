@@ -45,6 +45,7 @@ K2_LEGAL: dict[str, tuple[object, ...]] = {
     "store_regs": (None, 24, 32, 40),
     "defer_store": (False, True),
     "decay_position": (0, 1, 2),
+    "segments": (1,),
 }
 
 # Fields a variant reads; the others must stand at their defaults, so that equal launches have equal JSON.
@@ -54,7 +55,7 @@ _K1_READS = {
     "tma": {"head_fast", "transposed_dots", "fast_reciprocal", "gate_halves", "swizzle_bytes"},
 }
 _K2_READS = {
-    "triton": {"block_v", "num_warps", "stages_in", "transposed"},
+    "triton": {"block_v", "num_warps", "stages_in", "transposed", "segments"},
     "ws": set(K2_LEGAL) - {"variant", "transposed"},
 }
 _K1_IDLE = {"cp_async": K1Config(variant="cp_async", num_warps=1), "tma": K1Config(variant="tma", num_warps=1)}
@@ -224,7 +225,7 @@ def k2_configs() -> Iterator[K2Config]:
         yield _ws(tile, si, so, defer, decay)
     # Other splits only around the depths that win: on an H200 they moved the best by 0.5 % and only at 3 or 4 stages in
     for split, si, so in itertools.product(((2, 1), (1, 2), (2, 2), (4, 1), (1, 4)), (3, 4, 5), (1, 2)):
-        for tile, defer, decay in (("64r128", True, 2), ("64r128", False, 0), ("128c2", True, 1), ("128c2", False, 1)):
+        for tile, defer, decay in (("64r128", True, 2), ("64r128", False, 0), ("128c2", True, 2), ("128c2", False, 2)):
             yield _ws(tile, si, so, defer, decay, split)
     for block_v, transposed, stages, warps in itertools.product((32, 64, 128), (False, True), (1, 2, 3, 4), (4, 8)):
         yield K2Config(block_v=block_v, transposed=transposed, stages_in=stages, num_warps=warps)
@@ -260,8 +261,8 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
         return LaunchConfig(K1Config(), K2Config(block_v=32 if few else 64, stages_in=3))
     variant = "tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async"
     k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)  # type: ignore[arg-type]
-    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 222 us); else 128 rows by two MMA partitions
-    # (H 96: 303 us).
+    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
+    # (H 96: 302 us, and 327 us with the decay beside the first product).
     if shape.chains * (shape.V // 64) <= gpu.sm_count:
         return LaunchConfig(k1, _ws("64", 4, 1, True, 2))
-    return LaunchConfig(k1, _ws("128c2", 5, 1, True, 1))
+    return LaunchConfig(k1, _ws("128c2", 5, 1, True, 2))

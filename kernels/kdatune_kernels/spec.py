@@ -295,7 +295,8 @@ class K2Config:
 
     variant: "triton" (any sm >= 80) or "ws" (Gluon, sm_90, warp-specialised). For "ws", num_warps is the warps of one
     MMA partition, the partition split is (consumers x num_warps, load_warps, store_warps), and the pipeline depths are
-    stages_in and stages_out; for "triton", stages_in is the loop's num_stages and stages_out is 0.
+    stages_in and stages_out; for "triton", stages_in is the loop's num_stages and stages_out is 0. segments > 1 splits each
+    chain into that many segments scanned in parallel.
     """
 
     variant: K2Variant = "triton"
@@ -313,6 +314,7 @@ class K2Config:
     store_regs: int | None = None
     defer_store: bool = False
     decay_position: int = 0
+    segments: int = 1
 
 
 @dataclass(frozen=True)
