@@ -1,0 +1,68 @@
+"""The app: `create_app()`, started by its import string "kdatune_api.app:create_app" with factory=True."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+
+from kdatune_api.champions import ChampionCache
+from kdatune_api.deps import Database
+from kdatune_api.deps import Service
+from kdatune_api.logs import configure_logging
+from kdatune_api.metrics import Metrics
+from kdatune_api.middleware import Surround
+from kdatune_api.openapi import DESCRIPTION
+from kdatune_api.openapi import TITLE
+from kdatune_api.openapi import openapi_of
+from kdatune_api.problems import install_problem_handlers
+from kdatune_api.routes import configs
+from kdatune_api.routes import demand
+from kdatune_api.routes import health
+from kdatune_api.routes import listings
+from kdatune_api.routes import snapshots
+from kdatune_kernels import __version__
+from kdatune_tuner.settings import Settings
+
+MAX_DEMAND_BYTES = 256 << 10
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service over the database of the settings (the environment's, when none are given).
+
+    The database is opened by the first request that needs it, so the service starts without it and says so in /readyz.
+    """
+    settings = settings or Settings()
+    metrics = Metrics()
+    database = Database(settings.database_url)
+    service = Service(settings, database, ChampionCache(database.engine, metrics), metrics)
+    app = FastAPI(
+        title=TITLE,
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        openapi_url=None,  # routes/health.py serves the document, and a page of it that loads nothing from elsewhere
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.openapi = partial(openapi_of, app)  # type: ignore[method-assign]  # FastAPI's documented way to change it
+    install_problem_handlers(app)
+    limits = {"/v1/demand": MAX_DEMAND_BYTES}
+    app.add_middleware(
+        Surround,
+        metrics=metrics,
+        body_limit=lambda path: min(limits.get(path, settings.max_body_bytes), settings.max_body_bytes),
+    )
+    for module in (configs, snapshots, listings, demand, health):
+        app.include_router(module.router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    configure_logging()
+    service: Service = app.state.service
+    try:
+        yield
+    finally:
+        service.close()

@@ -1,0 +1,251 @@
+"""The champions in memory: what lets a resolve or a snapshot be answered without asking the database each time.
+
+A `ChampionIndex` is immutable and holds one generation. `ChampionCache` keeps the newest one: it asks the database for
+its generation at most every 200 ms, when a request needs it, and reads the champions anew only when that has moved. A
+promotion thus reaches every worker within a fraction of a second, whoever made it, and an idle service asks nothing.
+"""
+
+import asyncio
+import heapq
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kdatune_api.caching import Document
+from kdatune_api.caching import document
+from kdatune_api.metrics import Metrics
+from kdatune_api.staleness import marked
+from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.match import Champion
+from kdatune_kernels.match import Match
+from kdatune_kernels.match import find
+from kdatune_kernels.snapshot import SCHEMA
+from kdatune_kernels.snapshot import Snapshot
+from kdatune_kernels.snapshot import dump_snapshot
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import Shape
+from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.queries import champions
+from kdatune_tuner.store.queries import generation
+from kdatune_tuner.store.queries import gpus
+
+log = logging.getLogger("kdatune.api")
+
+CHECK_EVERY_SECONDS = 0.2
+# A database that hangs must not hang the answers that are in memory already.
+PATIENCE_SECONDS = 0.3
+MAX_VIEWS = 32
+MAX_ANSWERS = 10_000
+
+Tile = tuple[int, int, str]
+
+
+class View:
+    """The champions that may be served to one card (same card or same silicon), indexed."""
+
+    def __init__(self, gpu: Gpu, generation: int, served: Sequence[Champion], others: Sequence[Champion]) -> None:
+        self.gpu = gpu
+        self.generation = generation
+        self._served = served
+        self._others = others
+        self._snapshot: Document | None = None
+        self._lock = threading.Lock()
+        self._exact: dict[Shape, list[Champion]] = {}
+        self._tiles: dict[Tile, list[Champion]] = {}
+        for champion in served:
+            self._exact.setdefault(champion.shape, []).append(champion)
+            self._tiles.setdefault(_tile(champion.shape), []).append(champion)
+
+    def find(self, shape: Shape) -> Match:
+        """`match.find` over all champions, without looking at those that cannot be the answer.
+
+        An exact hit looks at the champions of that very shape. Anything else looks at those of the same K, V and dtype,
+        which match.find requires, and at one champion of each other card and tile, which only tell how near a card is.
+        """
+        exact = self._exact.get(shape)
+        if exact:
+            answer = find(exact, shape, self.gpu)
+            if answer.match == "exact":
+                return answer
+        return find([*self._others, *self._tiles.get(_tile(shape), ())], shape, self.gpu)
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether `snapshot` takes no time."""
+        return self._snapshot is not None
+
+    def render(self) -> Document:
+        """Write the snapshot document down, plain and compressed, once."""
+        with self._lock:
+            if self._snapshot is None:
+                data = dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation, tuple(self._served)))
+                body = json.dumps(data, separators=(",", ":")).encode()
+                self._snapshot = document(self.generation, body, compress=True)
+            return self._snapshot
+
+    @property
+    def snapshot(self) -> Document:
+        """The snapshot document of this card."""
+        return self._snapshot or self.render()
+
+
+def _tile(shape: Shape) -> Tile:
+    return shape.K, shape.V, shape.dtype
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A resolve answer that is ready to be sent, and how it was found."""
+
+    document: Document
+    match: str
+
+
+class ChampionIndex:
+    """Every champion of one generation, newest promotion first. Immutable but for what it remembers to save work."""
+
+    def __init__(self, generation: int, found: Iterable[Champion], tuned: Iterable[Gpu]) -> None:
+        self.generation = generation
+        self._by_gpu: dict[Gpu, list[Champion]] = {}
+        for champion in sorted(found, key=lambda c: -c.generation):
+            self._by_gpu.setdefault(champion.gpu, []).append(champion)
+        self.gpus: dict[str, list[Gpu]] = {}
+        for gpu in tuned:
+            self.gpus.setdefault(gpu.name, []).append(gpu)
+        self.answers: dict[bytes, Answer] = {}
+        self._views: dict[Gpu, View] = {}
+
+    @property
+    def count(self) -> int:
+        return sum(len(group) for group in self._by_gpu.values())
+
+    def view(self, gpu: Gpu) -> View:
+        """What may be served to the card. Made once a card and generation."""
+        view = self._views.get(gpu)
+        if view is None:
+            if len(self._views) >= MAX_VIEWS:  # a caller may make up cards: forget, rather than grow
+                self._views.clear()
+            view = self._views[gpu] = self._make_view(gpu)
+        return view
+
+    def remember(self, query: bytes, answer: Answer) -> None:
+        """Keep the answer to this very query string for as long as this generation is served."""
+        if len(self.answers) >= MAX_ANSWERS:
+            self.answers.clear()
+        self.answers[query] = answer
+
+    def _make_view(self, gpu: Gpu) -> View:
+        served: list[list[Champion]] = []
+        others: list[Champion] = []
+        for tuned, group in self._by_gpu.items():
+            if gpu.sameness(tuned) in ("exact", "silicon"):
+                served.append(group)
+            others.append(group[0])
+        merged = list(heapq.merge(*served, key=lambda champion: -champion.generation))
+        return View(gpu, self.generation, merged, others)
+
+
+def _retrieve(waiting: "asyncio.Future[ChampionIndex]") -> None:
+    """Take note of an error that nobody waits for any more; `_check` has logged it."""
+    if not waiting.cancelled():
+        waiting.exception()
+
+
+class ChampionCache:
+    """Keeps the newest ChampionIndex. Thread-safe.
+
+    Args:
+        engine: opens the database, or raises StoreError.
+        check_every_seconds: how old the last look at the database may be.
+    """
+
+    def __init__(
+        self, engine: Callable[[], Engine], metrics: Metrics, check_every_seconds: float = CHECK_EVERY_SECONDS
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._every = check_every_seconds
+        self._index: ChampionIndex | None = None
+        self._checked_at = -math.inf
+        self._checking: Future[ChampionIndex] | None = None
+        self._failing = False
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "kdatune-champions")
+
+    async def current(self) -> ChampionIndex:
+        """The champions as of at most `check_every_seconds` ago; the last ones known when the database fails.
+
+        Raises:
+            StoreError: the database cannot be read and has not been read before.
+        """
+        index = self.fresh
+        return index if index is not None else await self._ask()
+
+    @property
+    def fresh(self) -> ChampionIndex | None:
+        """The champions, when the database was looked at recently enough; else None."""
+        return self._index if time.monotonic() - self._checked_at < self._every else None
+
+    def close(self) -> None:
+        """End the thread that asks the database."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _ask(self) -> ChampionIndex:
+        known = self._index
+        with self._lock:
+            if self._checking is None:
+                self._checking = self._thread.submit(self._check)
+            checking = self._checking
+        waiting = asyncio.wrap_future(checking)
+        waiting.add_done_callback(_retrieve)
+        if known is None:
+            return await asyncio.shield(waiting)
+        await asyncio.wait({waiting}, timeout=PATIENCE_SECONDS)
+        if waiting.done() and waiting.exception() is None:
+            return waiting.result()
+        return known
+
+    def _check(self) -> ChampionIndex:
+        """Runs in the one thread: look at the generation, read the champions when it has moved."""
+        try:
+            index = self._look()
+        except (KdatuneError, SQLAlchemyError) as error:
+            if not self._failing:
+                known = "nothing" if self._index is None else f"generation {self._index.generation}"
+                log.warning("the database fails, %s can be served: %s", known, error)
+            self._failing = True
+            raise
+        else:
+            if self._failing:
+                log.info("the database answers again, generation %d", index.generation)
+            self._failing = False
+            self._index = index
+            return index
+        finally:
+            self._checked_at = time.monotonic()
+            with self._lock:
+                self._checking = None
+
+    def _look(self) -> ChampionIndex:
+        known = self._index
+        with reading(self._engine()) as session:
+            newest = generation(session)
+            if known is not None and known.generation == newest:
+                return known
+            index = ChampionIndex(newest, marked(champions(session)), gpus(session))
+        self._metrics.reloads.inc()
+        self._metrics.generation.set(newest)
+        self._metrics.champions.set(index.count)
+        log.info("serving generation %d, %d champions", newest, index.count)
+        return index
