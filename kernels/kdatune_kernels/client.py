@@ -24,6 +24,7 @@ from kdatune_kernels.errors import SnapshotError
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import parse_json
 from kdatune_kernels.snapshot import parse_snapshot
+from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.transport import ServiceError
 from kdatune_kernels.transport import request
@@ -38,8 +39,8 @@ JITTER = 0.2
 class Feed:
     """What is known of one GPU model. Written under the client's lock or by its thread, read without a lock."""
 
-    def __init__(self, gpu_name: str) -> None:
-        self.gpu_name = gpu_name
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
         self.service: Snapshot | None = None
         self.disk: Snapshot | None = None
         self.set_aside: str | None = None
@@ -103,7 +104,7 @@ class Client:
         with self._lock:
             feed = self._feeds.get(gpu.name)
             if feed is None:
-                feed = Feed(gpu.name)
+                feed = Feed(gpu)
                 self._read_copy(feed)
                 self._feeds[gpu.name] = feed
             self._start()
@@ -120,7 +121,7 @@ class Client:
             for feed in feeds:
                 self._read_copy(feed)
             return True
-        wanted = {feed.gpu_name: feed.polls + 1 for feed in feeds}
+        wanted = {feed.gpu.name: feed.polls + 1 for feed in feeds}
         for feed in feeds:
             feed.due_seconds = 0.0
         with self._lock:
@@ -128,7 +129,7 @@ class Client:
         self._wake.set()
         with self._polled:
             return self._polled.wait_for(
-                lambda: all(feed.polls >= wanted[feed.gpu_name] for feed in feeds), timeout_seconds
+                lambda: all(feed.polls >= wanted[feed.gpu.name] for feed in feeds), timeout_seconds
             )
 
     def report(self) -> None:
@@ -155,7 +156,7 @@ class Client:
             log.warning("the kdatune thread cannot start (%s); launches go on with what is known", error)
 
     def _read_copy(self, feed: Feed) -> None:
-        kept = self.copy.read(feed.gpu_name)
+        kept = self.copy.read(feed.gpu.name)
         if kept is not None and self._wanted(feed, kept[0], "the disk copy"):
             feed.disk, feed.etag = kept
             feed.tagged = feed.disk
@@ -168,7 +169,7 @@ class Client:
         reason = f"{source} is of generation {snapshot.generation}, KDATUNE_GENERATION pins {pinned}: not used"
         if feed.set_aside != reason:
             feed.set_aside = reason
-            log.warning("kdatune snapshot of %s: %s", feed.gpu_name, reason)
+            log.warning("kdatune snapshot of %s: %s", feed.gpu.name, reason)
         return False
 
     def _run(self) -> None:
@@ -217,7 +218,7 @@ class Client:
 
     def _fetch(self, feed: Feed) -> str:
         """Ask for the snapshot once and keep what is new; what the service said, in words."""
-        url = f"{self.settings.url}/v1/snapshots/{urllib.parse.quote(feed.gpu_name, safe='')}"
+        url = f"{self.settings.url}/v1/snapshots/{urllib.parse.quote(feed.gpu.name, safe='')}{_facts(feed.gpu)}"
         headers = {"If-None-Match": feed.etag} if feed.etag else {}
         self.counters["fetches"] += 1
         reply = request("GET", url, headers=headers, token=self.settings.token)
@@ -226,9 +227,9 @@ class Client:
             if feed.tagged is None:
                 return feed.set_aside or "nothing new"
             feed.service = feed.tagged
-            return f"generation {feed.service.generation} of {feed.gpu_name}, as known"
-        if reply.status == 404:
-            return f"nothing is tuned for {feed.gpu_name}"
+            return f"generation {feed.service.generation} of {feed.gpu.name}, as known"
+        if reply.status in (404, 422):  # 422: the name is known, of a card with another SM count
+            return f"it does not know {feed.gpu.name}"
         if reply.status != 200:
             raise ServiceError(f"status {reply.status}")
         document = parse_json(reply.body)
@@ -236,9 +237,9 @@ class Client:
         feed.etag, feed.tagged = reply.etag, None
         if self._wanted(feed, snapshot, "the service's snapshot"):
             feed.service = feed.tagged = snapshot
-            self.copy.write(feed.gpu_name, document, reply.etag)
+            self.copy.write(feed.gpu.name, document, reply.etag)
         self._note_refused(feed, snapshot)
-        return f"generation {snapshot.generation} of {feed.gpu_name}, {len(snapshot.champions)} champions"
+        return f"generation {snapshot.generation} of {feed.gpu.name}, {len(snapshot.champions)} champions"
 
     def _note_refused(self, feed: Feed, snapshot: Snapshot) -> None:
         """One line a document for entries that could not be used, and word to the service."""
@@ -248,13 +249,13 @@ class Client:
         self.counters["refused"] += len(snapshot.skipped)
         log.warning(
             "kdatune snapshot of %s: %d of its entries cannot be used, first %s: %s",
-            feed.gpu_name,
+            feed.gpu.name,
             len(snapshot.skipped),
             first.key,
             first.reason,
         )
         self.outbox.add(
-            Demand(feed.gpu_name, one.shape, 1, Refusal(one.config, one.reason))
+            Demand(feed.gpu.name, one.shape, 1, Refusal(one.config, one.reason))
             for one in snapshot.skipped
             if one.shape is not None and one.config is not None
         )
@@ -270,6 +271,13 @@ class Client:
             log.info("kdatune service %s is reachable: %s", self.settings.url, said)
         else:
             log.warning("kdatune service %s is reachable again: %s", self.settings.url, said)
+
+
+def _facts(gpu: Gpu) -> str:
+    """What a service needs to serve a card it has never heard of with the champions of its silicon."""
+    if gpu.name in KNOWN_GPUS:
+        return ""
+    return f"?sm_count={gpu.sm_count}&compute_capability={gpu.compute_capability}"
 
 
 def _give_way() -> None:

@@ -16,6 +16,8 @@ from kdatune_kernels.transport import request
 
 MAX_PENDING = 4096
 BATCH_ITEMS = 100
+MAX_COUNT = 1_000_000
+"""The largest count of one item that a service takes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Demand:
 
     def item(self, *, plain: bool = False) -> Json:
         """As an item of POST /v1/demand. Plain leaves out what a service of today may not read."""
-        item: Json = {"gpu": self.gpu_name, "kernel": "kda", "shape": to_json(self.shape), "count": self.count}
+        count = min(self.count, MAX_COUNT)
+        item: Json = {"gpu": self.gpu_name, "kernel": "kda", "shape": to_json(self.shape), "count": count}
         if self.refusal is not None and not plain:
             item["quarantined"] = {"config": to_json(self.refusal.config), "reason": self.refusal.reason}
         return item
