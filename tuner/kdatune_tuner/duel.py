@@ -1,0 +1,190 @@
+"""The pairs of one shape: measured once each, then the best of them against the champion, then the decision."""
+
+from dataclasses import dataclass
+from dataclasses import replace
+
+from kdatune_kernels.match import Champion
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.spec import Json
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import digest
+from kdatune_tuner.ledger import Known
+from kdatune_tuner.ledger import Ledger
+from kdatune_tuner.ledger import OpenRun
+from kdatune_tuner.objective import Backend
+from kdatune_tuner.objective import Result
+from kdatune_tuner.promote import Contender
+from kdatune_tuner.promote import Decision
+from kdatune_tuner.promote import Policy
+from kdatune_tuner.promote import decide
+from kdatune_tuner.store.records import Decision as Verdict
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of a shape's pairs. decision: a Verdict, or "kept" where there was nothing to decide."""
+
+    decision: str
+    reason: str
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    generation: int | None = None
+    config: LaunchConfig | None = None
+
+    def to_json(self) -> Json:
+        names = ("decision", "reason", "gain", "gain_low", "gain_high", "generation")
+        return {name: getattr(self, name) for name in names}
+
+
+class Duel:
+    """Pairs of one shape and what is decided about them.
+
+    Args:
+        default: the config that runs when nothing is known.
+        champion: what is served now for exactly this card and shape.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        backend: Backend,
+        policy: Policy,
+        run: OpenRun,
+        *,
+        default: LaunchConfig,
+        champion: Champion | None,
+    ) -> None:
+        self._ledger = ledger
+        self._backend = backend
+        self._policy = policy
+        self._run = run
+        self._default = default
+        self._champion = champion
+        self._known: dict[LaunchConfig, Known] = {
+            config: known for config, known in ledger.known("kda").items() if isinstance(config, LaunchConfig)
+        }
+        self._banned = ledger.rolled_back(self._known)
+        self.results: dict[LaunchConfig, Result] = {}
+        self.measured = 0
+
+    def take(self, pair: LaunchConfig) -> Result:
+        """The pair's result: the stored one, else measured and stored now."""
+        if pair not in self._known:
+            result = self._backend.measure_pair(self._ledger.shape, pair)
+            self._keep(pair, result)
+            self.measured += 1
+        self.results[pair] = self._known[pair].result
+        return self.results[pair]
+
+    def best_us(self) -> float | None:
+        best = self.best()
+        return None if best is None else self.results[best].median_us
+
+    def best(self) -> LaunchConfig | None:
+        """The fastest pair that runs and that nobody rolled back."""
+        ranked = self._ranked()
+        return ranked[0] if ranked else None
+
+    def default_us(self) -> float | None:
+        default = self.results.get(self._default)
+        return default.median_us if default else None
+
+    def decide(self) -> Promotion:
+        """Bring the best before the champion (without one: before the default) and store what comes of it."""
+        champion = self._champion
+        if not self._ranked():
+            return Promotion("kept", "no pair runs: nothing can be promoted")
+        if not self.measured and not self._ledger.undecided(self._known):
+            return Promotion("kept", "nothing was measured since the last decision")
+        if champion is not None and champion.config not in self.results:
+            if config_ok(champion.config, self._ledger.shape, self._backend.gpu) is None:
+                return Promotion("kept", "the champion is not recorded here, so nothing can be compared with it")
+            self._champion = None  # no launcher takes it any more
+        incumbent = self._incumbent()
+        for challenger in self._ranked():
+            if challenger == incumbent:
+                return self._stays(challenger)
+            promotion = self._meet(challenger, incumbent)
+            if promotion is not None:
+                return promotion
+        return Promotion("kept", "no challenger ran again beside the champion")
+
+    def _incumbent(self) -> LaunchConfig:
+        """What the challengers meet: the champion where it still runs, else the default."""
+        champion = self._champion
+        return champion.config if champion is not None and self.results[champion.config].ok else self._default
+
+    def _stays(self, pair: LaunchConfig) -> Promotion:
+        """The incumbent is the best there is."""
+        champion = self._champion
+        if champion is None or champion.config != pair:
+            mine = self._contender(pair)
+            return self._store(decide(mine, self._served(), mine, self._policy), pair, None)
+        if champion.build == self._backend.build:
+            return Promotion("kept", f"the champion is the fastest of {len(self._ranked())} pairs")
+        return self._store(
+            Decision(Verdict.PROMOTED, 1.0, 1.0, 1.0, "the champion is confirmed with today's build"), pair, None
+        )
+
+    def _meet(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> Promotion | None:
+        """Measure the two together and decide; None where the challenger did not run again (stored as rejected)."""
+        stands = incumbent in self.results and self.results[incumbent].ok
+        if stands:
+            together = self._backend.measure_pair(self._ledger.shape, challenger, incumbent)
+            self._keep(challenger, together)
+            if together.ok:
+                before = self._known[incumbent].result
+                beside = replace(
+                    before,
+                    samples_us=together.against_us,
+                    estimated=together.estimated,
+                    paired=together.paired,
+                    gpu_seconds=0.0,
+                )
+                self._keep(incumbent, beside)
+        decision = decide(
+            self._contender(challenger), self._served(), self._contender_or_none(self._default), self._policy
+        )
+        promotion = self._store(decision, challenger, incumbent if stands else None)
+        if not self.results[challenger].ok:
+            return None
+        served = self._champion is not None and self._champion.config == incumbent
+        if decision.decision is Verdict.REJECTED and stands and not served:
+            return self._stays(incumbent)  # slower than the default after all: the default becomes the champion
+        return promotion
+
+    def _store(self, decision: Decision, pair: LaunchConfig, baseline: LaunchConfig | None) -> Promotion:
+        baseline_id = None if baseline is None else self._known[baseline].measurement_id
+        generation = self._ledger.decide(decision, self._known[pair].measurement_id, baseline_id, self.default_us())
+        gains = (decision.gain, decision.gain_low, decision.gain_high)
+        return Promotion(str(decision.decision), decision.reason, *gains, generation, pair)
+
+    def _keep(self, pair: LaunchConfig, result: Result) -> None:
+        """Store a measurement of a pair, unless it is the one that is stored already (a replay repeats itself)."""
+        before = self._known.get(pair)
+        if before is not None and not result.paired and _alike(before.result, result):
+            self._known[pair] = replace(before, result=result)
+        else:
+            self._known[pair] = self._ledger.add(self._run, "kda", pair, result)
+        if pair in self.results:
+            self.results[pair] = result
+
+    def _served(self) -> Contender | None:
+        return None if self._champion is None else self._contender(self._champion.config)
+
+    def _contender_or_none(self, pair: LaunchConfig) -> Contender | None:
+        return self._contender(pair) if pair in self.results else None
+
+    def _contender(self, pair: LaunchConfig) -> Contender:
+        result = self.results[pair]
+        rounds = 0 if result.paired else None
+        return Contender(digest(pair), result.outcome, result.samples_us, result.estimated, rounds)
+
+    def _ranked(self) -> list[LaunchConfig]:
+        ok = {p: r.median_us for p, r in self.results.items() if r.median_us is not None and p not in self._banned}
+        return sorted(ok, key=lambda p: ok[p] or 0.0)
+
+
+def _alike(a: Result, b: Result) -> bool:
+    return (a.outcome, a.median_us, a.estimated) == (b.outcome, b.median_us, b.estimated)

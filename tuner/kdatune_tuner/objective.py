@@ -1,0 +1,131 @@
+"""What a trial yields, and the interface every backend measures through. No torch, no store."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Protocol
+
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import Json
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import from_json
+from kdatune_tuner.outcome import Outcome
+
+StageConfig = K1Config | K2Config
+AnyConfig = K1Config | K2Config | LaunchConfig
+CONFIG_TYPES: dict[str, type[AnyConfig]] = {"k1": K1Config, "k2": K2Config, "kda": LaunchConfig}
+
+
+def quantile(samples: Iterable[float], q: float) -> float:
+    """The q-quantile of at least one sample, by linear interpolation between order statistics."""
+    ordered = sorted(samples)
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One config measured on one shape, or how it failed.
+
+    samples_us: in the order taken, or sorted; empty unless the outcome is ok.
+    against_us: samples of the config it was measured against.
+    paired: sample i of `samples_us` and sample i of `against_us` are of the same round.
+    estimated: the time of a pair is the sum of its parts, the two were not run together.
+    """
+
+    outcome: Outcome
+    samples_us: tuple[float, ...] = ()
+    detail: str | None = None
+    o_error_ratio: float | None = None
+    state_error_ratio: float | None = None
+    effective_num_warps: int | None = None
+    registers: int | None = None
+    spills: int | None = None
+    smem_bytes: int | None = None
+    occupancy_pct: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle_reasons: str | None = None
+    gpu_seconds: float = 0.0
+    estimated: bool = False
+    against_us: tuple[float, ...] = ()
+    paired: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome is Outcome.OK
+
+    @property
+    def median_us(self) -> float | None:
+        return statistics.median(self.samples_us) if self.samples_us else None
+
+
+class Backend(Protocol):
+    """Where measurements come from: a real card, or a recorded sweep.
+
+    A config that fails is a Result with its outcome; only programming errors and KdatuneErrors about the whole
+    (no card, a shape that is not recorded) are raised.
+    """
+
+    name: str
+    regime: str
+
+    @property
+    def gpu(self) -> Gpu: ...
+
+    @property
+    def build(self) -> Build: ...
+
+    def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
+        """Configs that can be measured for the shape, in a fixed order. `kernel` is "k1" or "k2"."""
+
+    def measurable(self, kernel: str, shape: Shape, config: StageConfig) -> bool:
+        """Whether `measure` can be asked for a config, also for one outside the space (a champion of an older space)."""
+
+    def measure(self, kernel: str, shape: Shape, config: StageConfig) -> Result:
+        """One stage on its own time."""
+
+    def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
+        """K1 and K2 end to end; with `against`, both measured alike and in the same run (`against_us`)."""
+
+    def close(self) -> None:
+        """Give back the card."""
+
+
+def default_stage(kernel: str, shape: Shape, gpu: Gpu) -> StageConfig:
+    """The stage of the default config."""
+    return stage_of(default_config(shape, gpu), kernel)
+
+
+def stage_of(config: LaunchConfig, kernel: str) -> StageConfig:
+    return config.k1 if kernel == "k1" else config.k2
+
+
+def read_config(kernel: str, data: Json) -> AnyConfig:
+    """A stored config document of a kernel. Raises ConfigError when it cannot be read."""
+    return from_json(CONFIG_TYPES[kernel], data)
+
+
+def sum_of_parts(k1: Result, k2: Result) -> Result:
+    """The pair's result from its stages measured alone: estimated, at the slower quantile of both."""
+    for part in (k1, k2):
+        if not part.ok:
+            return replace(part, estimated=True)
+    rounds = zip(sorted(k1.samples_us), sorted(k2.samples_us), strict=False)
+    ratios = [r for r in (k1.o_error_ratio, k2.o_error_ratio) if r is not None]
+    states = [r for r in (k1.state_error_ratio, k2.state_error_ratio) if r is not None]
+    return Result(
+        outcome=Outcome.OK,
+        samples_us=tuple(a + b for a, b in rounds),
+        detail="sum of K1 and K2 measured alone",
+        o_error_ratio=max(ratios, default=None),
+        state_error_ratio=max(states, default=None),
+        estimated=True,
+    )

@@ -1,0 +1,287 @@
+"""Tuning one shape: K1 and K2 each on its own time, then the finalists as pairs end to end, then the promotion."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+
+from sqlalchemy import Engine
+
+from kdatune_kernels import match
+from kdatune_kernels.match import Champion
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import Json
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import to_json
+from kdatune_tuner.duel import Duel
+from kdatune_tuner.duel import Promotion
+from kdatune_tuner.ledger import Ledger
+from kdatune_tuner.ledger import OpenRun
+from kdatune_tuner.objective import AnyConfig
+from kdatune_tuner.objective import Backend
+from kdatune_tuner.objective import Result
+from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.objective import stage_of
+from kdatune_tuner.progress import Watch
+from kdatune_tuner.promote import Policy
+from kdatune_tuner.search import Budget
+from kdatune_tuner.search import Search
+from kdatune_tuner.search import run_search
+from kdatune_tuner.search import sampler_for
+
+KERNELS = ("k1", "k2", "kda")
+_NEIGHBOURS = 3
+# Of the time a shape has, the part after which a stage's search stops; the rest is for the pairs.
+_SHARE = {"k1": 0.35, "k2": 0.85}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a shape is tuned.
+
+    kernel: "k1" or "k2" searches one stage; "kda" searches both and decides what is served.
+    trials: distinct configs a stage, those measured earlier included.
+    """
+
+    kernel: str = "kda"
+    trials: int = 200
+    seed: int = 0
+    finalists: int = 3
+    policy: Policy = field(default_factory=Policy)
+    trigger: str = "tune"
+
+
+@dataclass
+class Tuned:
+    """What came of tuning a shape; filled as it goes, so that an interrupted one can be shown too."""
+
+    shape: Shape
+    kernel: str
+    gpu: str
+    backend: str
+    state: str = "interrupted"
+    stages: dict[str, Search] = field(default_factory=dict)
+    pairs: dict[LaunchConfig, Result] = field(default_factory=dict)
+    pairs_measured: int = 0
+    best: AnyConfig | None = None
+    best_us: float | None = None
+    default_us: float | None = None
+    estimated: bool = False
+    promotion: Promotion | None = None
+    served: LaunchConfig | None = None
+    seconds: float = 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Default over best (x, > 1 is faster)."""
+        return self.default_us / self.best_us if self.default_us and self.best_us else None
+
+    @property
+    def measured(self) -> int:
+        """Trials measured by this call, as against resumed."""
+        return sum(s.measured for s in self.stages.values()) + self.pairs_measured
+
+    @property
+    def trials(self) -> int:
+        return sum(len(s.results) for s in self.stages.values()) + len(self.pairs)
+
+    def outcomes(self) -> dict[str, int]:
+        counts: Counter[str] = Counter(str(r.outcome) for r in self.pairs.values())
+        for search in self.stages.values():
+            counts.update(search.outcomes())
+        return dict(sorted(counts.items()))
+
+    def to_json(self) -> Json:
+        """The document that `kdatune tune --json` prints for a shape."""
+        return {
+            "shape": self.shape.key(),
+            "kernel": self.kernel,
+            "gpu": self.gpu,
+            "backend": self.backend,
+            "state": self.state,
+            "trials": self.trials,
+            "measured": self.measured,
+            "resumed": self.trials - self.measured,
+            "outcomes": self.outcomes(),
+            "best_config": None if self.best is None else to_json(self.best),
+            "best_us": self.best_us,
+            "default_us": self.default_us,
+            "speedup": self.speedup,
+            "estimated": self.estimated,
+            "seconds": round(self.seconds, 3),
+            "promotion": None if self.promotion is None else self.promotion.to_json(),
+            "served_config": None if self.served is None else to_json(self.served),
+            "stages": {name: _stage_json(search) for name, search in self.stages.items()},
+        }
+
+
+def _stage_json(search: Search) -> Json:
+    ranked = search.ranked()
+    return {
+        "sampler": search.sampler,
+        "trials": len(search.results),
+        "measured": search.measured,
+        "best_config": to_json(ranked[0][0]) if ranked else None,
+        "best_us": ranked[0][1].median_us if ranked else None,
+    }
+
+
+class Tuner:
+    """Tunes shapes on one backend into one database. Everything is stored as it finishes; nothing is measured twice."""
+
+    def __init__(self, engine: Engine, backend: Backend, options: Options, watch: Watch | None = None) -> None:
+        self.engine = engine
+        self.backend = backend
+        self.options = options
+        self.watch = watch or Watch(enabled=False)
+        self.last: Tuned | None = None
+
+    def tune(self, shape: Shape, seconds: float | None = None) -> Tuned:
+        """Search, compare and decide for one shape.
+
+        Args:
+            seconds: after this no new trial starts, except the first of each stage.
+
+        Raises:
+            RecordingError: the replay backend does not hold the shape.
+            StoreError: the database refuses.
+            KeyboardInterrupt: passed on; what is finished is stored, and `last` holds it.
+        """
+        started = time.monotonic()
+        tuned = self.last = Tuned(shape, self.options.kernel, self.backend.gpu.name, self.backend.name)
+        try:
+            ledger = Ledger(self.engine, self.backend, shape)
+            seeds = self._seeds(ledger, shape)
+            for kernel in ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,):
+                deadline = None if seconds is None else started + seconds * _SHARE[kernel]
+                tuned.stages[kernel] = self._stage(ledger, kernel, seeds, deadline, seconds, tuned)
+            if self.options.kernel == "kda":
+                self._pairs(ledger, tuned, seeds, None if seconds is None else started + seconds, seconds)
+            else:
+                self._stage_result(tuned)
+            tuned.state = "done"
+        finally:
+            tuned.seconds = time.monotonic() - started
+        return tuned
+
+    def _seeds(self, ledger: Ledger, shape: Shape) -> list[LaunchConfig]:
+        """What is tried first: the default, the champion, the champions of the nearest shapes."""
+        seeds = [default_config(shape, self.backend.gpu)]
+        left = ledger.champions()
+        for _ in range(_NEIGHBOURS + 1):
+            found = match.find(left, shape, self.backend.gpu)
+            if found.champion is None:
+                break
+            seeds.append(found.config)
+            left = [c for c in left if c is not found.champion]
+        return list(dict.fromkeys(seeds))
+
+    def _stage(
+        self,
+        ledger: Ledger,
+        kernel: str,
+        seeds: list[LaunchConfig],
+        deadline: float | None,
+        seconds: float | None,
+        tuned: Tuned,
+    ) -> Search:
+        space = self.backend.space(kernel, tuned.shape)
+        # a champion from outside today's space is measured all the same: it is what runs now
+        stage_seeds = [
+            c for c in (stage_of(s, kernel) for s in seeds) if self.backend.measurable(kernel, tuned.shape, c)
+        ]
+        budget = Budget(self.options.trials, deadline)
+        search = tuned.stages[kernel] = Search(kernel, sampler_for(space, budget))
+        self.watch.start(kernel, tuned.shape, min(budget.trials, len(space)))
+        with ledger.run(
+            kernel,
+            trigger=self.options.trigger,
+            sampler=search.sampler,
+            trials=budget.trials,
+            seconds=seconds,
+            seed=self.options.seed,
+        ) as run:
+            run_search(
+                search,
+                space=space,
+                seeds=stage_seeds,
+                known={c: k.result for c, k in ledger.known(kernel).items() if not isinstance(c, LaunchConfig)},
+                measure=self._measuring(ledger, run, kernel, search),
+                budget=budget,
+                seed=self.options.seed,
+            )
+        return search
+
+    def _measuring(self, ledger: Ledger, run: OpenRun, kernel: str, search: Search) -> Callable[[StageConfig], Result]:
+        def measure(config: StageConfig) -> Result:
+            result = self.backend.measure(kernel, ledger.shape, config)
+            ledger.add(run, kernel, config, result)
+            self.watch.trial(len(search.results) + 1, search.best_us(), result.median_us)
+            return result
+
+        return measure
+
+    def _pairs(
+        self,
+        ledger: Ledger,
+        tuned: Tuned,
+        seeds: list[LaunchConfig],
+        deadline: float | None,
+        seconds: float | None,
+    ) -> None:
+        """Measure the finalists end to end and decide."""
+        shape, count = tuned.shape, self.options.finalists
+        champion = ledger.champion()
+        wanted = self._finalists(tuned, champion, seeds[0], count)
+        self.watch.start("pairs", shape, len(wanted))
+        with ledger.run(
+            "kda",
+            trigger=self.options.trigger,
+            sampler="finalists",
+            trials=len(wanted),
+            seconds=seconds,
+            seed=self.options.seed,
+        ) as run:
+            duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
+            tuned.pairs = duel.results
+            for pair in wanted:
+                must = pair in (seeds[0], champion.config if champion else None)
+                if must or deadline is None or time.monotonic() < deadline:
+                    result = duel.take(pair)
+                    tuned.pairs_measured = duel.measured
+                    self.watch.trial(len(duel.results), duel.best_us(), result.median_us)
+            tuned.promotion = duel.decide()
+            tuned.default_us = duel.default_us()
+            best = duel.best()
+            if best is not None:
+                tuned.best, tuned.best_us = best, duel.results[best].median_us
+                tuned.estimated = duel.results[best].estimated
+            serves = tuned.promotion.decision == "promoted"
+            tuned.served = tuned.promotion.config if serves else None if champion is None else champion.config
+
+    def _finalists(
+        self, tuned: Tuned, champion: Champion | None, default: LaunchConfig, count: int
+    ) -> list[LaunchConfig]:
+        """The default and the champion, then the best of both stages crossed, most promising first."""
+        first = [default] if champion is None else [default, champion.config]
+        k1s, k2s = (tuned.stages[k].ranked()[:count] for k in ("k1", "k2"))
+        crossed = sorted(
+            ((c1, c2) for c1 in k1s for c2 in k2s), key=lambda p: (p[0][1].median_us or 0) + (p[1][1].median_us or 0)
+        )
+        pairs = [replace(default, k1=c1[0], k2=c2[0]) for c1, c2 in crossed]  # type: ignore[arg-type]
+        return [
+            p
+            for p in dict.fromkeys([*first, *pairs])
+            if all(self.backend.measurable(k, tuned.shape, stage_of(p, k)) for k in ("k1", "k2"))
+        ]
+
+    def _stage_result(self, tuned: Tuned) -> None:
+        search = tuned.stages[tuned.kernel]
+        ranked = search.ranked()
+        if ranked:
+            tuned.best, tuned.best_us = ranked[0][0], ranked[0][1].median_us
+        default = search.results.get(stage_of(default_config(tuned.shape, self.backend.gpu), tuned.kernel))
+        tuned.default_us = default.median_us if default else None
