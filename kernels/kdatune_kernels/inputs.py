@@ -174,13 +174,14 @@ def _values(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     if cu_seqlens.is_inference():  # carries no version counter, so a later change would not show
         return tuple(cu_seqlens.tolist())
     known = _seen_by_id.get(id(cu_seqlens))
-    if known is not None and known[0]() is cu_seqlens and known[1] == cu_seqlens._version:
+    version = int(cu_seqlens._version)
+    if known is not None and known[0]() is cu_seqlens and known[1] == version:
         return known[2]
     values = tuple(cu_seqlens.tolist())
     if len(_seen_by_id) >= 64:
         for key in [key for key, entry in _seen_by_id.items() if entry[0]() is None] or list(_seen_by_id)[:32]:
             _seen_by_id.pop(key, None)
-    _seen_by_id[id(cu_seqlens)] = (weakref.ref(cu_seqlens), cu_seqlens._version, values)
+    _seen_by_id[id(cu_seqlens)] = (weakref.ref(cu_seqlens), version, values)
     return values
 
 
