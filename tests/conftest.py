@@ -93,13 +93,21 @@ def _own_server(programs: Path, folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     data = str(folder / "data")
-    quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, **user}
-    subprocess.run(
-        [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"], **quiet
-    )
-    options = f"-h 127.0.0.1 -p {port} -c unix_socket_directories='' -c fsync=off"
-    subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-l", f"{data}/log", "-o", options, "start"], **quiet)
+    start = [
+        "-w",
+        "-l",
+        f"{data}/log",
+        "-o",
+        f"-h 127.0.0.1 -p {port} -c unix_socket_directories='' -c fsync=off",
+        "start",
+    ]
+
+    def call(program: str, *arguments: str) -> None:
+        subprocess.run([programs / program, "-D", data, *arguments], check=True, stdout=subprocess.DEVNULL, **user)
+
+    call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+    call("pg_ctl", *start)
     try:
         yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
     finally:
-        subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], **quiet)
+        call("pg_ctl", "-w", "-m", "immediate", "stop")

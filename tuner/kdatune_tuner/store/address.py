@@ -1,18 +1,14 @@
 """Database URLs: which are accepted, and what an error of the database means to the one who reads it."""
 
+import sqlite3
 from pathlib import Path
 
-from psycopg.errors import InsufficientPrivilege
-from psycopg.errors import LockNotAvailable
-from psycopg.errors import QueryCanceled
-from psycopg.errors import UndefinedTable
+import psycopg
+from psycopg import errors
 from sqlalchemy import URL
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.exc import DataError
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import OperationalError
 
 from kdatune_kernels.errors import StoreError
 
@@ -58,34 +54,45 @@ def sqlite_path(address: URL) -> Path | None:
     return Path(str(address.database)) if address.drivername == "sqlite" else None
 
 
-def explain(address: URL, error: DBAPIError) -> StoreError | None:
+def explain(address: URL, error: DBAPIError | sqlite3.Error) -> StoreError | None:
     """The database's error as one that says what to do, or None when the error is a mistake of the calling code."""
-    where = shown(address)
-    what = str(error.orig).strip().replace("\n", " ")
-    if isinstance(error, IntegrityError):
-        return StoreError(f"{where} refused the write: {what}")
-    if isinstance(error, DataError):
-        return StoreError(f"{where} cannot hold a value: {what}")
-    if isinstance(error.orig, UndefinedTable) or "no such table" in what:
-        return StoreError(f"{where} lacks a table of kdatune ({what}); {UPGRADE}")
-    if isinstance(error.orig, InsufficientPrivilege):
-        return StoreError(f"{where}: {what}; grant the user CREATE and USAGE on the schema, or use another schema")
-    if isinstance(error.orig, LockNotAvailable | QueryCanceled) or "database is locked" in what:
-        return StoreError(
-            f"{where} is busy: another writer held it for more than {BUSY_TIMEOUT_S} s ({what}); try again"
-        )
-    if "file is not a database" in what or "malformed" in what:
-        return StoreError(f"{where} is not a SQLite database ({what}); name another file or restore a backup")
-    if "readonly database" in what:
-        return StoreError(f"{where} cannot be written ({what}); check the rights of the file and of its folder")
-    if "unable to open database file" in what:
-        return StoreError(
-            f"{where} cannot be opened ({what}); check that its folder exists and that you may write there"
-        )
-    if isinstance(error, OperationalError) and address.drivername != "sqlite":
-        return StoreError(
-            f"{where} cannot be used: {what}; check that the server runs and KDATUNE_DATABASE_URL is right"
-        )
-    if isinstance(error, OperationalError):
-        return StoreError(f"{where}: {what}")
+    cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
+    what = str(cause).strip().replace("\n", " ")
+    says = _sqlite_says(cause, what) if isinstance(cause, sqlite3.Error) else _postgres_says(cause, what)
+    return StoreError(f"{shown(address)} {says}") if says else None
+
+
+def _sqlite_says(cause: sqlite3.Error, what: str) -> str | None:
+    # Extended codes keep the primary code in the low byte. Source: SQLite, "Result and Error Codes".
+    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    match code:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"is busy: another writer held it for more than {BUSY_TIMEOUT_S} s ({what}); try again"
+        case sqlite3.SQLITE_CONSTRAINT:
+            return f"refused the write: {what}"
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+            return f"is not a SQLite database ({what}); name another file or restore a backup"
+        case sqlite3.SQLITE_READONLY:
+            return f"cannot be written ({what}); check the rights of the file and of its folder"
+        case sqlite3.SQLITE_CANTOPEN:
+            return f"cannot be opened ({what}); check that its folder exists and that you may write there"
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return f"cannot be read or written ({what}); check the disk"
+    return f"lacks a table of kdatune ({what}); {UPGRADE}" if "no such table" in what else None
+
+
+def _postgres_says(cause: BaseException | None, what: str) -> str | None:
+    match cause:
+        case errors.LockNotAvailable():
+            return f"is busy: another writer held it for more than {BUSY_TIMEOUT_S} s ({what}); try again"
+        case errors.UndefinedTable():
+            return f"lacks a table of kdatune ({what}); {UPGRADE}"
+        case errors.InsufficientPrivilege():
+            return f"refuses: {what}; grant the user CREATE and USAGE on the schema, or use another schema"
+        case psycopg.IntegrityError():
+            return f"refused the write: {what}"
+        case psycopg.DataError():
+            return f"cannot hold a value: {what}"
+        case psycopg.OperationalError():
+            return f"cannot be used: {what}; check that the server runs and that KDATUNE_DATABASE_URL is right"
     return None

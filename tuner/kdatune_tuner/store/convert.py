@@ -22,6 +22,8 @@ CONFIG_TYPES: dict[str, type[K1Config] | type[K2Config] | type[LaunchConfig]] = 
 }
 """What the config JSON of a kernel is the JSON of."""
 
+MAX_ID = (1 << 31) - 1
+
 # Fields of Shape and the columns of `problem` that hold them.
 _SHAPE_COLUMNS = {
     "N": "n_sequences",
@@ -74,6 +76,11 @@ def shape_of_row(row: ProblemModel) -> Shape:
 def build_of_row(row: BuildModel) -> Build:
     """The build that a row of `build` holds."""
     return Build(**{name: getattr(row, name) for name in _BUILD_FIELDS})
+
+
+def is_id(value: int) -> bool:
+    """Whether a row can have the number as its id; one out of range is an error of the database, not a miss."""
+    return 0 <= value <= MAX_ID
 
 
 def is_text(value: str) -> bool:

@@ -6,6 +6,7 @@ half-way, generations are handed out in commit order, and two writers cannot dea
 """
 
 import functools
+import sqlite3
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,7 +188,7 @@ def _lock(connection: Connection, key: int, wait_s: int) -> None:
 def _explained(engine: Engine) -> Iterator[None]:
     try:
         yield
-    except DBAPIError as error:
+    except (DBAPIError, sqlite3.Error) as error:
         explained = explain(engine.url, error)
         if explained is None:
             raise

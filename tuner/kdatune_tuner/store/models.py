@@ -87,9 +87,9 @@ class GpuModel(Base):
     sm_count: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     l2_bytes: Mapped[int] = mapped_column(BigInteger)
-    smem_per_block_bytes: Mapped[int]
-    registers_per_sm: Mapped[int]
-    warps_per_sm: Mapped[int]
+    smem_per_block_bytes: Mapped[int] = mapped_column(BigInteger)
+    registers_per_sm: Mapped[int] = mapped_column(BigInteger)
+    warps_per_sm: Mapped[int] = mapped_column(BigInteger)
     mig_profile: Mapped[str]
     first_seen_at: Mapped[datetime]
 

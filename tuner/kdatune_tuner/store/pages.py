@@ -17,6 +17,8 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
+from kdatune_tuner.store.convert import MAX_ID
+from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -36,7 +38,6 @@ from kdatune_tuner.store.rows import promotion_row
 from kdatune_tuner.store.rows import run_row
 
 MAX_PAGE_ROWS = 1000
-_MAX_ID = (1 << 31) - 1
 
 Column = InstrumentedAttribute[Any]
 Columns = TypeVarTuple("Columns")
@@ -161,14 +162,14 @@ def _page(
     for column, value in filters.items():
         if isinstance(value, str) and not is_text(value):
             return []
-        if isinstance(value, int) and not 0 <= value <= _MAX_ID:
+        if isinstance(value, int) and not is_id(value):
             return []
         if value is not None:
             query = query.where(column == value)
     if after_id:
         if newest_first:
-            query = query.where(id_column < min(after_id, _MAX_ID))
-        elif not 0 < after_id <= _MAX_ID:
+            query = query.where(id_column < min(after_id, MAX_ID))
+        elif not is_id(after_id):
             return []
         else:
             query = query.where(id_column > after_id)

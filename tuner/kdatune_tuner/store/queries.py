@@ -24,6 +24,7 @@ from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.store.convert import build_of_row
 from kdatune_tuner.store.convert import gpu_of_row
+from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import shape_of_row
 from kdatune_tuner.store.models import BuildModel
@@ -92,7 +93,7 @@ def champions(s: Session, gpu: Gpu | None = None, kernel: str = "kda") -> list[C
         champion = _champion(row)
         if champion is not None:
             card = champion.gpu
-            newest[card.name, card.compute_capability, card.sm_count, card.mig_profile, champion.shape] = champion
+            newest[card.name, card.sm_count, card.mig_profile, champion.shape] = champion
     return sorted(newest.values(), key=lambda champion: champion.generation)
 
 
@@ -118,7 +119,11 @@ def generation(s: Session) -> int:
 
     Ties and rejections have generations too, but they change nothing that is served, so they do not move this one.
     """
-    return s.scalar(select(func.max(PromotionModel.generation)).where(_SERVING)) or 0
+    # A service asks several times a second: walk the unique index from its end. coalesce keeps SQLite from choosing the
+    # index on decision, through which it would read the whole history (10,000 rows: 2.4 ms against 0.01).
+    serving = func.coalesce(PromotionModel.decision, "").in_([decision.value for decision in SERVING_DECISIONS])
+    newest = select(PromotionModel.generation).where(serving).order_by(PromotionModel.generation.desc()).limit(1)
+    return s.scalar(newest) or 0
 
 
 def gpus(s: Session) -> list[Gpu]:
@@ -162,6 +167,8 @@ def measured(s: Session, kernel: str, gpu_id: int, problem_id: int, build_id: in
 
 def find_measurement(s: Session, measurement_id: int) -> MeasurementRow | None:
     """One stored measurement, None when there is none of that id."""
+    if not is_id(measurement_id):
+        return None
     row = s.execute(
         select(MeasurementModel, GpuModel.name, ProblemModel)
         .join(GpuModel, MeasurementModel.gpu_id == GpuModel.id)
@@ -173,7 +180,7 @@ def find_measurement(s: Session, measurement_id: int) -> MeasurementRow | None:
 
 def find_build(s: Session, build_id: int) -> Build | None:
     """One stored build, None when there is none of that id."""
-    row = s.get(BuildModel, build_id)
+    row = s.get(BuildModel, build_id) if is_id(build_id) else None
     return build_of_row(row) if row else None
 
 
@@ -226,7 +233,6 @@ def _same_card(gpu: Gpu | None) -> Sequence[ColumnElement[bool]]:
         return []
     return [
         GpuModel.name == gpu.name,
-        GpuModel.compute_capability == gpu.compute_capability,
         GpuModel.sm_count == gpu.sm_count,
         GpuModel.mig_profile == (gpu.mig_profile or ""),
     ]
@@ -238,12 +244,12 @@ def _champion(
     promotion, gpu, problem, measurement, build = row
     try:
         config = from_json(LaunchConfig, json.loads(promotion.config_json or ""))
-        shape = shape_of_row(problem)
+        card, shape = gpu_of_row(gpu), shape_of_row(problem)
     except (KdatuneError, json.JSONDecodeError) as error:
         logger.warning("promotion %d cannot be served (%s); passed over", promotion.id, error)
         return None
     return Champion(
-        gpu=gpu_of_row(gpu),
+        gpu=card,
         shape=shape,
         config=config,
         generation=promotion.generation,

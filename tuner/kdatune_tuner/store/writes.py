@@ -23,6 +23,7 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import gpu_columns
+from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import shape_columns
 from kdatune_tuner.store.models import Base
@@ -45,6 +46,7 @@ from kdatune_tuner.store.records import utc_now
 
 KERNELS = ("k1", "k2", "kda")
 STAGES = ("k1", "k2")
+COUNT_FIELDS = ("sample_count", "requested_num_warps", "effective_num_warps", "registers", "spills", "smem_bytes")
 MAX_DEMAND_COUNT = 1_000_000
 """Misses one report may claim for one key: more is a fault of the one who reports."""
 
@@ -53,14 +55,10 @@ def put_gpu(s: Session, gpu: Gpu) -> int:
     """The id of the GPU model, added when it is new. Limits that a driver reports anew replace the stored ones.
 
     Raises:
-        StoreError: a text that no database can hold, or a number out of range.
+        StoreError: a text that no database can hold.
     """
     columns = gpu_columns(gpu)
     _check_texts("gpu", columns)
-    for name, value in columns.items():
-        limit = 1 << (63 if name in ("memory_bytes", "l2_bytes") else 31)
-        if isinstance(value, int) and not 0 <= value < limit:
-            raise StoreError(f"gpu {gpu.name!r}: {name}={value} is out of range")
     identity = ("name", "compute_capability", "sm_count", "mig_profile", "memory_bytes")
     key = {name: columns[name] for name in identity}
     gpu_id = _put(s, GpuModel, key, columns | {"first_seen_at": utc_now()})
@@ -99,12 +97,12 @@ def start_run(
     """Open a run and return its id. Raises StoreError for an unknown kernel."""
     _check_kernel(kernel)
     run = RunModel(
-        trigger=trigger,
+        trigger=_plain(trigger),
         kernel=kernel,
         gpu_id=gpu_id,
         problem_id=problem_id,
-        backend=backend,
-        sampler=sampler,
+        backend=_plain(backend),
+        sampler=_plain(sampler),
         budget_trials=budget_trials,
         budget_seconds=budget_seconds,
         seed=seed,
@@ -153,7 +151,7 @@ def add_measurement(s: Session, new: NewMeasurement) -> int:
 
     Raises:
         StoreError: the config is not in canonical form or its hash is of another config, an outcome ok without a time,
-            a time that is not a positive finite number, or a reference to a row that is not there.
+            a time that is not a positive finite number, a count out of range, or a reference to a row that is not there.
     """
     _check_kernel(new.kernel)
     _check_config(new.config_json, new.config_hash)
@@ -165,9 +163,11 @@ def add_measurement(s: Session, new: NewMeasurement) -> int:
             raise StoreError(f"{name}={value} of config {new.config_hash} is not a time")
     if new.outcome == Outcome.OK and new.median_us is None:
         raise StoreError(f"config {new.config_hash} is ok but has no median_us")
-    values = {name: _plain(getattr(new, name)) for name in MEASUREMENT_FIELDS}
-    values["detail"] = _printable(new.detail)
-    row = MeasurementModel(**values)
+    for name in COUNT_FIELDS:
+        value = getattr(new, name)
+        if value is not None and not 0 <= value < 1 << 31:
+            raise StoreError(f"{name}={value} of config {new.config_hash} is out of range")
+    row = MeasurementModel(**{name: _plain(getattr(new, name)) for name in MEASUREMENT_FIELDS})
     s.add(row)
     s.flush()
     return row.id
@@ -200,7 +200,7 @@ def promote(
     """
     if decision not in {d.value for d in Decision}:
         raise StoreError(f"unknown decision {decision!r}; use one of {', '.join(Decision)}")
-    measurement = s.get(MeasurementModel, measurement_id)
+    measurement = s.get(MeasurementModel, measurement_id) if is_id(measurement_id) else None
     if measurement is None:
         raise StoreError(f"measurement {measurement_id} does not exist")
     if (measurement.kernel, measurement.gpu_id, measurement.problem_id) != (kernel, gpu_id, problem_id):
@@ -221,7 +221,7 @@ def promote(
         gain_low=_plain(gain_low),
         gain_high=_plain(gain_high),
         decision=str(decision),
-        reason=_printable(reason) or "",
+        reason=_plain(reason),
     )
 
 
@@ -233,7 +233,7 @@ def rollback(s: Session, promotion_id: int, reason: str) -> int:
     Raises:
         StoreError: no such promotion, or another one is served for its key by now.
     """
-    undone = s.get(PromotionModel, promotion_id)
+    undone = s.get(PromotionModel, promotion_id) if is_id(promotion_id) else None
     if undone is None:
         raise StoreError(f"promotion {promotion_id} does not exist")
     served = list(
@@ -264,7 +264,7 @@ def rollback(s: Session, promotion_id: int, reason: str) -> int:
         config_hash=before.config_hash if before else None,
         default_us=before.default_us if before else undone.default_us,
         decision=Decision.ROLLBACK.value,
-        reason=_printable(reason) or "",
+        reason=_plain(reason),
     )
 
 
@@ -369,14 +369,9 @@ def _check_config(config_json: str, config_hash: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as both databases keep it alike: no str subclass, no infinity, no NaN (SQLite would make it NULL)."""
+    """The value as both databases keep it alike: no NaN or infinity, no str subclass, no text that none can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return str(value) if isinstance(value, str) else value
-
-
-def _printable(value: str | None) -> str | None:
-    """Text of a compiler or a tool with what no database keeps replaced."""
-    if value is None or is_text(value):
-        return value
-    return value.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+    if isinstance(value, str):
+        return str(value) if is_text(value) else value.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+    return value
