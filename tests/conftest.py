@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ DEFAULT_POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """The URL of a PostgreSQL database whose user may create schemas.
 
     KDATUNE_TEST_POSTGRES_URL where it is set (and then it must work), else a server on the usual port, else one of our
@@ -47,7 +48,8 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "NO POSTGRESQL: half of the store's tests are not run. Set KDATUNE_TEST_POSTGRES_URL, start a server at "
             f"{DEFAULT_POSTGRES_URL}, or install one (initdb)"
         )
-    yield from _own_server(Path(initdb).parent, tmp_path_factory.mktemp("postgres"))
+    with tempfile.TemporaryDirectory(prefix="kdatune-postgres-") as folder:
+        yield from _own_server(Path(initdb).resolve().parent, folder)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -81,18 +83,15 @@ def _execute(url: str, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-def _own_server(programs: Path, folder: Path) -> Iterator[str]:
-    # PostgreSQL refuses to run as root; its package makes a user for it.
+def _own_server(programs: Path, folder: str) -> Iterator[str]:
     user: dict[str, Any] = {}
-    if os.geteuid() == 0:
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root; its package makes a user for it
         user = {"user": "postgres", "cwd": "/"}
-        for parent in (folder, *folder.parents[:3]):
-            parent.chmod(0o755)
         shutil.chown(folder, "postgres")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    data = str(folder / "data")
+    data = f"{folder}/data"
     start = [
         "-w",
         "-l",

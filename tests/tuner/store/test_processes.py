@@ -59,6 +59,7 @@ sys.stdin.readline()
 generations = []
 for i in range(rows):
     with writing(engine) as s:
+        before = queries.generation(s)  # a read before the write: what SQLite refuses when it is not meant as a write
         new = NewMeasurement(
             run_id=None, kernel="kda", gpu_id=gpu_id, problem_id=problem_id, build_id=build_id,
             config_json=canonical(config), config_hash=digest(config), outcome=Outcome.OK,
@@ -70,6 +71,7 @@ for i in range(rows):
             baseline_measurement_id=None, default_us=None, gain=None, gain_low=None, gain_high=None,
             decision="promoted", reason="test",
         ))
+        assert generations[-1] == before + 1
     with reading(engine) as s:
         assert queries.generation(s) >= generations[-1]
 engine.dispose()
