@@ -1,0 +1,221 @@
+"""Champions x request: which champion answers, at which level, and when none does."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from kdatune_kernels import match
+from kdatune_kernels.match import NEAREST_BOUND
+from kdatune_kernels.match import Champion
+from kdatune_kernels.match import find
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k2_configs
+from kdatune_kernels.spec import KNOWN_GPUS
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import gpu_of
+from kdatune_kernels.spec import shape_of
+
+H200 = KNOWN_GPUS["NVIDIA H200"]
+H100 = KNOWN_GPUS["NVIDIA H100 80GB HBM3"]
+H20 = KNOWN_GPUS["NVIDIA H20"]
+A100 = KNOWN_GPUS["NVIDIA A100-SXM4-80GB"]
+SHAPE = shape_of(1, 96, 8192)
+WS_CONFIGS = [LaunchConfig(K1Config(), k2) for k2 in k2_configs() if k2.variant == "ws"]
+TOO_DEEP = LaunchConfig(K1Config(), dataclasses.replace(WS_CONFIGS[0].k2, stages_in=8, stages_out=4))
+
+
+def champion(shape: Shape, gpu: Gpu = H200, number: int = 0, **rest: object) -> Champion:
+    """A champion that can be told from others by its config."""
+    return Champion(gpu, shape, WS_CONFIGS[number], number + 1, 600.0, 620.0, **rest)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    T = draw(st.integers(0, 1 << 18))
+    H = draw(st.sampled_from((1, 8, 32, 64, 96)))
+    return Shape(
+        N=draw(st.integers(1, 64)),
+        H=H,
+        T=T,
+        HV=H * draw(st.sampled_from((1, 1, 2))),
+        dtype=draw(st.sampled_from(("bf16", "bf16", "fp16"))),
+        varlen=draw(st.booleans()),
+        longest_tokens=draw(st.none() | st.integers(0, T)),
+        initial_state=draw(st.booleans()),
+        state_v_first=draw(st.booleans()),
+        state_dtype=draw(st.sampled_from(("fp32", "bf16"))),
+    )
+
+
+def test_exact() -> None:
+    found = find([champion(shape_of(1, 64, 8192), number=1), champion(SHAPE, number=2)], SHAPE, H200)
+    assert (found.match, found.gpu_level, found.config) == ("exact", "exact", WS_CONFIGS[2])
+    assert found.expected_regret == 1.0
+    assert found.champion is not None
+    assert found.champion.generation == 3
+    assert found.reason == "tuned for this shape"
+
+
+def test_bucket() -> None:
+    found = find([champion(SHAPE, number=1)], shape_of(1, 96, 7000), H200)
+    assert (found.match, found.config) == ("bucket", WS_CONFIGS[1])
+    assert found.reason == "tuned for N=1,H=96,T=8192, the same bucket"
+    assert found.expected_regret is None
+
+
+def test_nearest_says_how_far() -> None:
+    found = find([champion(shape_of(1, 64, 8192))], shape_of(1, 32, 8192), H200)
+    assert (found.match, found.reason) == ("nearest", "tuned for N=1,H=64,T=8192, 1.00 away")
+
+
+def test_too_far_is_the_default() -> None:
+    far = shape_of(1, 8, 8192)
+    found = find([champion(SHAPE)], far, H200)
+    assert found.match == "default"
+    assert found.gpu_level == "exact"
+    assert found.config == default_config(far, H200)
+    assert found.reason == "no tuned shape is near enough"
+    assert found.champion is None
+
+
+def test_the_nearer_of_two_wins_whatever_their_order() -> None:
+    near, far = champion(shape_of(1, 64, 8192), number=1), champion(shape_of(1, 32, 8192), number=2)
+    request = shape_of(1, 80, 8192)
+    assert find([near, far], request, H200).config == find([far, near], request, H200).config == WS_CONFIGS[1]
+
+
+def test_of_two_for_one_key_the_first_is_taken() -> None:
+    first, second = champion(SHAPE, number=1), champion(SHAPE, number=2)
+    assert find([first, second], SHAPE, H200).champion is first
+    assert find([second, first], SHAPE, H200).champion is second
+
+
+@pytest.mark.parametrize("field", ["K", "V"])
+def test_another_head_size_never_answers(field: str) -> None:
+    other = dataclasses.replace(SHAPE, **{field: 64})
+    assert find([champion(SHAPE)], other, H200).match == "default"
+
+
+def test_another_dtype_never_answers() -> None:
+    assert find([champion(SHAPE)], dataclasses.replace(SHAPE, dtype="fp16"), H200).match == "default"
+
+
+def test_other_state_flags_are_near_but_not_the_same() -> None:
+    found = find([champion(SHAPE)], dataclasses.replace(SHAPE, initial_state=False, final_state=False), H200)
+    assert (found.match, found.reason) == ("nearest", "tuned for N=1,H=96,T=8192, 0.20 away")
+
+
+def test_skew_counts() -> None:
+    even = shape_of(6, 64, 8192, varlen=True, longest_tokens=1400)
+    skewed = shape_of(6, 64, 8192, varlen=True, longest_tokens=5600)
+    unknown = shape_of(6, 64, 8192, varlen=True)
+    assert find([champion(even)], skewed, H200).match == "nearest"
+    assert find([champion(even)], unknown, H200).match == "bucket"
+    assert find([champion(even, number=1), champion(skewed, number=2)], skewed, H200).config == WS_CONFIGS[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "served"),
+    [
+        ("NVIDIA H200", "exact", True),
+        ("NVIDIA H200 NVL", "silicon", True),
+        ("NVIDIA H100 80GB HBM3", "silicon", True),
+        ("NVIDIA H800", "silicon", True),
+        ("NVIDIA H100 PCIe", "family", False),
+        ("NVIDIA H20", "family", False),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "family", False),
+        ("NVIDIA A100-SXM4-80GB", "none", False),
+    ],
+)
+def test_levels_of_sameness(name: str, level: str, served: bool) -> None:
+    found = find([champion(SHAPE)], SHAPE, KNOWN_GPUS[name])
+    assert found.gpu_level == level
+    assert (found.match == "exact") == served
+    assert config_ok(found.config, SHAPE, KNOWN_GPUS[name]) is None
+    if not served:
+        reason = {"family": "only cards of another SM count are tuned", "none": "nothing is tuned for this card"}
+        assert found.reason == reason[level]
+
+
+@pytest.mark.parametrize("name", ["A/B", "", "x" * 500])
+def test_a_strange_name_is_no_error(name: str) -> None:
+    assert find([champion(SHAPE)], SHAPE, gpu_of(name, "8.6", 80)).gpu_level == "none"
+    assert find([champion(SHAPE)], SHAPE, gpu_of(name, "9.0", 132)).gpu_level == "silicon"
+
+
+def test_the_same_card_goes_before_the_same_silicon() -> None:
+    found = find([champion(SHAPE, H100, 1), champion(SHAPE, H200, 2)], SHAPE, H200)
+    assert (found.gpu_level, found.config) == ("exact", WS_CONFIGS[2])
+
+
+def test_an_exact_shape_of_the_same_silicon_goes_before_a_near_shape_of_the_same_card() -> None:
+    found = find([champion(SHAPE, H100, 1), champion(shape_of(1, 64, 8192), H200, 2)], SHAPE, H200)
+    assert (found.match, found.gpu_level, found.config) == ("exact", "silicon", WS_CONFIGS[1])
+
+
+def test_a_poisoned_champion_is_passed_over() -> None:
+    small = dataclasses.replace(H200, smem_per_block_bytes=101376)
+    poisoned = Champion(H200, SHAPE, TOO_DEEP, 9, 1.0, 600.0)
+    assert config_ok(TOO_DEEP, SHAPE, small) is not None
+    alone = find([poisoned], SHAPE, small)
+    assert (alone.match, alone.config) == ("default", default_config(SHAPE, small))
+    assert alone.reason.startswith("no tuned shape is near enough; champion of N=1,H=96,T=8192 refused: k2 needs ")
+    neighbour = champion(shape_of(1, 64, 8192), number=1)
+    assert find([poisoned, neighbour], SHAPE, small).config == WS_CONFIGS[1]
+
+
+def test_nothing_known() -> None:
+    found = find([], SHAPE, H200)
+    assert (found.match, found.gpu_level, found.reason) == ("default", "none", "nothing is tuned for this card")
+    assert found.stale_reason is None
+
+
+def test_a_stale_champion_answers_and_says_so() -> None:
+    found = find([champion(SHAPE, stale_reason="driver 570 -> 580")], SHAPE, H200)
+    assert (found.match, found.stale_reason) == ("exact", "driver 570 -> 580")
+
+
+@settings(deadline=None)
+@given(shapes(), shapes())
+def test_same_bucket_is_what_bucket_says(a: Shape, b: Shape) -> None:
+    def plain(shape: Shape) -> Shape:
+        return dataclasses.replace(shape, longest_tokens=None).bucket()
+
+    assert match._same_bucket(a, b) == (plain(a) == plain(b))
+    assert match._same_bucket(a, dataclasses.replace(a, longest_tokens=None))
+
+
+@settings(deadline=None)
+@given(shapes(), shapes())
+def test_distance_is_symmetric_and_zero_to_itself(a: Shape, b: Shape) -> None:
+    assert match._distance(a, b) == pytest.approx(match._distance(b, a))
+    assert match._distance(a, a) == 0.0
+    assert match._distance(a, b) >= 0.0
+
+
+@settings(deadline=None)
+@given(st.lists(shapes(), max_size=12), shapes(), st.sampled_from([H200, H100, H20, A100]), st.randoms())
+def test_every_answer_is_legal_and_does_not_depend_on_the_order(
+    known: list[Shape], request: Shape, gpu: Gpu, rng: random.Random
+) -> None:
+    champions = [champion(shape, H200 if i % 2 else H100, i) for i, shape in enumerate(dict.fromkeys(known))]
+    found = find(champions, request, gpu)
+    assert config_ok(found.config, request, gpu) is None
+    mixed = list(champions)
+    rng.shuffle(mixed)
+    assert find(mixed, request, gpu) == found
+    if gpu in (H20, A100):
+        assert found.match == "default"
+    if found.match == "nearest":
+        assert found.champion is not None
+        assert 0 < match._distance(found.champion.shape, request) <= NEAREST_BOUND
+    if request in known and gpu in (H200, H100):
+        assert found.match == "exact"

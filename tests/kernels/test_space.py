@@ -1,0 +1,225 @@
+"""The config space against what a card really did: every config of a recorded sweep, and the limits of other cards."""
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from kdatune_kernels import space
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k2_smem_bytes
+from kdatune_kernels.space import k2_total_warps
+from kdatune_kernels.spec import KNOWN_GPUS
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import canonical
+from kdatune_kernels.spec import from_json
+from kdatune_kernels.spec import gpu_of
+from kdatune_kernels.spec import shape_of
+
+H200 = KNOWN_GPUS["NVIDIA H200"]
+A100 = KNOWN_GPUS["NVIDIA A100-SXM4-80GB"]
+L40S = KNOWN_GPUS["NVIDIA L40S"]
+SHAPE = shape_of(1, 96, 8192)
+WS = K2Config(
+    variant="ws",
+    block_v=128,
+    num_warps=4,
+    stages_in=4,
+    stages_out=2,
+    consumers=2,
+    load_warps=1,
+    store_warps=1,
+    maxnreg=168,
+    consumer_regs=232,
+    load_regs=24,
+    store_regs=24,
+)
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Every config of a sweep of an H200: compiled and checked there, or the error."""
+    path = Path(__file__).parent.parent / "data" / "checks-h200.jsonl.gz"
+    with gzip.open(path, "rt") as file:
+        meta, *rows = map(json.loads, file)
+    assert meta["gpu"] == "NVIDIA H200"
+    return rows
+
+
+def config_of(row: dict[str, Any]) -> K1Config | K2Config:
+    # a field added since then stands at its default: what those kernels did
+    return from_json(K1Config if row["kernel"] == "k1" else K2Config, row["config"], strict=False)
+
+
+def test_config_ok_refuses_exactly_what_the_card_refused() -> None:
+    rows = recorded()
+    refused = [row for row in rows if config_ok(config_of(row), SHAPE, H200) is not None]
+    failed = [row for row in rows if row["outcome"] != "ok"]
+    assert len(rows) == 520
+    assert len(failed) == 12
+    assert refused == failed
+    assert all("threads, Required: 512, Hardware limit: 384" in row["detail"] for row in failed)
+    # 384 = the warps that 65,536 registers give at 168 each, in whole warpgroups
+    reasons = {config_ok(config_of(row), SHAPE, H200) for row in failed}
+    assert reasons == {"k2.maxnreg=168 x 16 warps is more than the 65536 registers of an SM"}
+
+
+def test_warps_are_those_the_card_started() -> None:
+    measured = [row for row in recorded() if row.get("effective_num_warps") is not None]
+    assert len(measured) == 396
+    assert [k2_total_warps(config_of(row)) for row in measured] == [row["effective_num_warps"] for row in measured]
+
+
+def test_shared_memory_is_a_close_upper_bound_of_what_the_card_gave() -> None:
+    measured = [row for row in recorded() if row.get("smem_bytes") is not None]
+    over = [k2_smem_bytes(config_of(row), SHAPE) - row["smem_bytes"] for row in measured]
+    assert len(over) == 396
+    assert min(over) == 116
+    assert max(over) == 692
+
+
+def test_the_search_space_holds_no_config_twice_and_only_legal_ones() -> None:
+    k1, k2 = list(space.k1_configs()), list(space.k2_configs())
+    assert len({canonical(c) for c in k1}) == len(k1)
+    assert len({canonical(c) for c in k2}) == len(k2)
+    fields = {**{f"k1.{k}": v for k, v in space.K1_LEGAL.items()}, **{f"k2.{k}": v for k, v in space.K2_LEGAL.items()}}
+    for name, configs in (("k1", k1), ("k2", k2)):
+        for config in configs:
+            for field in dataclasses.fields(config):
+                assert getattr(config, field.name) in fields[f"{name}.{field.name}"]
+    assert space.space_hash() == space.space_hash()
+
+
+def test_every_config_field_has_legal_values_and_its_default_is_one() -> None:
+    for cls, legal in ((K1Config, space.K1_LEGAL), (K2Config, space.K2_LEGAL)):
+        assert [f.name for f in dataclasses.fields(cls)] == list(legal)
+        assert all(f.default in legal[f.name] for f in dataclasses.fields(cls))
+
+
+@pytest.mark.parametrize("gpu", KNOWN_GPUS.values(), ids=KNOWN_GPUS)
+def test_legal_spaces_of_the_known_cards(gpu: Gpu) -> None:
+    k1, k2 = space.legal_k1(SHAPE, gpu), space.legal_k2(SHAPE, gpu)
+    variants = {c.variant for c in (*k1, *k2)}
+    assert variants == ({"triton", "cp_async", "tma", "ws"} if gpu.compute_capability == "9.0" else {"triton"})
+    assert all(k2_smem_bytes(c, SHAPE) <= gpu.smem_per_block_bytes for c in k2)
+
+
+def test_the_interpreter_runs_plain_triton_only() -> None:
+    assert {c.variant for c in space.legal_k1(SHAPE, None)} == {"triton"}
+    assert {c.variant for c in space.legal_k2(SHAPE, None)} == {"triton"}
+    assert config_ok(WS, SHAPE, None) == "k2.variant=ws needs a card; the interpreter runs triton only"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_warps": 3}, "k2.num_warps=3 is not one of"),
+        ({"num_warps": True}, "k2.num_warps=True is not one of"),
+        ({"num_warps": 4.0}, "k2.num_warps=4.0 is not one of"),
+        ({"stages_in": 9}, "k2.stages_in=9 is not one of"),
+        ({"stages_in": 1}, "stages_in must be >= 2"),
+        ({"stages_out": 0}, "stages_out, load_warps and store_warps must be >= 1"),
+        ({"load_warps": 0}, "stages_out, load_warps and store_warps must be >= 1"),
+        ({"load_regs": None}, "load_regs and store_regs must be set"),
+        ({"transposed": True}, "transposed is not read by variant ws"),
+        ({"block_v": 64}, "2 x 4 MMA warps cover 128 rows, block_v is 64"),
+        ({"consumers": 1}, "1 x 4 MMA warps cover 64 rows, block_v is 128"),
+        ({"consumer_regs": None}, "consumer_regs belongs to the second MMA partition"),
+        ({"maxnreg": None}, "maxnreg must be set when consumers is 2"),
+        ({"load_warps": 4}, "k2.maxnreg=168 x 16 warps is more than the 65536 registers"),
+        ({"maxnreg": 10**9}, "k2.maxnreg=1000000000 is not one of"),
+        ({"variant": "cuda"}, "k2.variant='cuda' is not one of triton, ws"),
+    ],
+)
+def test_config_ok_says_why_not(change: dict[str, Any], says: str) -> None:
+    assert config_ok(WS, SHAPE, H200) is None
+    reason = config_ok(dataclasses.replace(WS, **change), SHAPE, H200)
+    assert reason is not None
+    assert says in reason
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (K1Config(num_warps=4, swizzle_bytes=64), "swizzle_bytes is not read by variant triton and must be 0"),
+        (K1Config("cp_async", 1, gate_halves=2), "gate_halves is not read by variant cp_async and must be 1"),
+        (K1Config("cp_async", 2), "num_warps is not read by variant cp_async and must be 1"),
+        (K1Config("tma", 1, load_policy="evict_last"), "load_policy is not read by variant tma and must be 'default'"),
+        (K2Config(consumers=2), "consumers is not read by variant triton and must be 1"),
+        (K2Config(stages_in=5), "stages_in=5 is outside 1..4"),
+        (K2Config(block_v=32, transposed=True), "transposed needs block_v >= 64"),
+    ],
+)
+def test_a_field_that_is_not_read_stands_at_its_default(config: K1Config | K2Config, says: str) -> None:
+    reason = config_ok(config, SHAPE, H200)
+    assert reason is not None
+    assert says in reason
+
+
+def test_limits_of_other_cards() -> None:
+    deep = dataclasses.replace(WS, stages_in=8, stages_out=4, consumers=1, num_warps=8, consumer_regs=None)
+    small = dataclasses.replace(H200, name="NVIDIA H small", smem_per_block_bytes=101376)
+    assert config_ok(deep, SHAPE, H200) is None
+    assert config_ok(deep, SHAPE, small) == (
+        "k2 needs 160768 bytes of shared memory, NVIDIA H small gives a block 101376"
+    )
+    assert config_ok(WS, SHAPE, A100) == ("k2.variant=ws needs compute capability 9.0, NVIDIA A100-SXM4-80GB has 8.0")
+    assert config_ok(K2Config(), SHAPE, gpu_of("Tesla V100", "7.0", 80)) == (
+        "Tesla V100 has compute capability 7.0; 8.0 is the least that runs these kernels"
+    )
+    wide = shape_of(1, 8, 64, K=512)
+    assert config_ok(K2Config(block_v=128, stages_in=3), wide, A100) is None
+    assert config_ok(K2Config(block_v=128, stages_in=4), wide, L40S) == (
+        "k2 needs about 168960 bytes of shared memory, NVIDIA L40S gives a block 101376"
+    )
+
+
+def test_a_config_that_fits_one_shape_may_not_fit_another() -> None:
+    assert config_ok(WS, SHAPE, H200) is None
+    assert config_ok(WS, dataclasses.replace(SHAPE, V=64), H200) == "k2.block_v=128 does not divide V=64"
+    wide = dataclasses.replace(SHAPE, K=512)
+    assert config_ok(WS, wide, H200) == "k2 needs 234496 bytes of shared memory, NVIDIA H200 gives a block 232448"
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([*KNOWN_GPUS.values(), None]),
+    st.integers(1, 4096),
+    st.sampled_from((1, 2, 8, 32, 96, 128)),
+    st.integers(0, 1 << 24),
+    st.sampled_from((1, 2, 4)),
+    st.booleans(),
+)
+def test_the_default_is_always_legal(gpu: Gpu | None, N: int, H: int, T: int, group: int, varlen: bool) -> None:
+    shape = shape_of(N, H, T, H * group, varlen=varlen)
+    assert config_ok(default_config(shape, gpu), shape, gpu) is None
+
+
+def test_the_default_of_an_h200() -> None:
+    few, many = default_config(shape_of(1, 64, 8192), H200), default_config(shape_of(1, 96, 8192), H200)
+    assert (few.k2.block_v, few.k2.consumers) == (64, 1)
+    assert (many.k2.block_v, many.k2.consumers) == (128, 2)
+    assert default_config(shape_of(1, 16, 1024), H200).k1.variant == "cp_async"
+    assert many.k1.variant == "tma"
+    assert default_config(shape_of(1, 8, 8192), A100).k2 == K2Config(block_v=32, stages_in=3)
+    assert default_config(shape_of(1, 96, 8192), A100) == LaunchConfig(K1Config(), K2Config())
+    assert default_config(shape_of(1, 8, 8192), None) == LaunchConfig(K1Config(), K2Config())
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_config_ok_answers_for_any_config(data: st.DataObject) -> None:
+    k1 = K1Config(**{k: data.draw(st.sampled_from(v)) for k, v in space.K1_LEGAL.items()})
+    k2 = K2Config(**{k: data.draw(st.sampled_from(v)) for k, v in space.K2_LEGAL.items()})
+    gpu = data.draw(st.sampled_from([*KNOWN_GPUS.values(), None]))
+    pair = config_ok(LaunchConfig(k1, k2), SHAPE, gpu)
+    assert pair == (config_ok(k1, SHAPE, gpu) or config_ok(k2, SHAPE, gpu))
