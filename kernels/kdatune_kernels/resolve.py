@@ -95,7 +95,7 @@ class Resolver:
     def __init__(self, settings: Settings | None = None, bundled: Path = BUNDLED) -> None:
         self._settings = settings
         self._bundled_path = bundled
-        self._client: Client | None = None
+        self._made: dict[str, Client] = {}
         self._bundled: Snapshot | None = None
         self._bundled_error: str | None = None
         self._entries: dict[Hashable, _Entry] = {}
@@ -234,14 +234,10 @@ class Resolver:
     @property
     def client(self) -> Client:
         """The client of this resolver, made at first use. No I/O, no thread."""
-        client = self._client
-        if client is None:
+        if not self._made:
             settings = from_environment() if self._settings is None else self._settings
-            with self._lock:
-                if self._client is None:
-                    self._client = Client(settings, self.demand)
-                client = self._client
-        return client
+            self._made.setdefault("client", Client(settings, self.demand))  # without a lock: of two the first stays
+        return self._made["client"]
 
     def bundled(self) -> Snapshot:
         """The snapshot that ships with the package; an empty one when that cannot be read."""
@@ -256,8 +252,8 @@ class Resolver:
 
     def close(self) -> None:
         """Stop the client's thread. For tools and tests."""
-        if self._client is not None:
-            self._client.close()
+        for client in self._made.values():
+            client.close()
 
     def renew(self) -> None:
         """What a child process must not share: the lock, and what its parent reports. Called after a fork."""
