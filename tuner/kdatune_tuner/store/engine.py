@@ -142,7 +142,7 @@ def _check_schema(engine: Engine) -> None:
 
 def _refuse_newer(connection: Connection, where: str) -> None:
     current = _current(connection)
-    if current is not None and not knows(current):
+    if current not in (None, _head()) and not knows(str(current)):
         raise StoreError(f"{where} has schema {current}, which this kdatune ({_head()}) does not know; update kdatune")
 
 

@@ -1,7 +1,5 @@
 """The one write path. Every function is called inside `engine.writing`, which makes writers go one at a time."""
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,13 +16,17 @@ from kdatune_kernels.errors import StoreError
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
-from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.checks import KERNELS
+from kdatune_tuner.store.checks import check_kernel
+from kdatune_tuner.store.checks import check_measurement
+from kdatune_tuner.store.checks import check_profile
+from kdatune_tuner.store.checks import check_texts
+from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import gpu_columns
 from kdatune_tuner.store.convert import is_id
-from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import shape_columns
 from kdatune_tuner.store.models import Base
 from kdatune_tuner.store.models import BuildModel
@@ -44,9 +46,21 @@ from kdatune_tuner.store.records import NewProfile
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import utc_now
 
-KERNELS = ("k1", "k2", "kda")
-STAGES = ("k1", "k2")
-COUNT_FIELDS = ("sample_count", "requested_num_warps", "effective_num_warps", "registers", "spills", "smem_bytes")
+__all__ = [
+    "KERNELS",
+    "MAX_DEMAND_COUNT",
+    "add_measurement",
+    "add_profile",
+    "finish_run",
+    "promote",
+    "put_build",
+    "put_gpu",
+    "put_problem",
+    "report_demand",
+    "rollback",
+    "start_run",
+]
+
 MAX_DEMAND_COUNT = 1_000_000
 """Misses one report may claim for one key: more is a fault of the one who reports."""
 
@@ -58,7 +72,7 @@ def put_gpu(s: Session, gpu: Gpu) -> int:
         StoreError: a text that no database can hold.
     """
     columns = gpu_columns(gpu)
-    _check_texts("gpu", columns)
+    check_texts("gpu", columns)
     identity = ("name", "compute_capability", "sm_count", "mig_profile", "memory_bytes")
     key = {name: columns[name] for name in identity}
     gpu_id = _put(s, GpuModel, key, columns | {"first_seen_at": utc_now()})
@@ -70,13 +84,13 @@ def put_gpu(s: Session, gpu: Gpu) -> int:
 def put_build(s: Session, build: Build) -> int:
     """The id of the build, added when it is new. Raises StoreError for a text that no database can hold."""
     columns = to_json(build)
-    _check_texts("build", columns)
+    check_texts("build", columns)
     return _put(s, BuildModel, {"digest": digest(build)}, columns | {"first_seen_at": utc_now()})
 
 
 def put_problem(s: Session, kernel: str, shape: Shape) -> int:
     """The id of (kernel, shape), added when it is new. Raises StoreError for an unknown kernel."""
-    _check_kernel(kernel)
+    check_kernel(kernel)
     return _put(s, ProblemModel, {"kernel": kernel, "shape_hash": digest(shape)}, shape_columns(shape))
 
 
@@ -95,14 +109,14 @@ def start_run(
     optuna_version: str | None = None,
 ) -> int:
     """Open a run and return its id. Raises StoreError for an unknown kernel."""
-    _check_kernel(kernel)
+    check_kernel(kernel)
     run = RunModel(
-        trigger=_plain(trigger),
+        trigger=plain(trigger),
         kernel=kernel,
         gpu_id=gpu_id,
         problem_id=problem_id,
-        backend=_plain(backend),
-        sampler=_plain(sampler),
+        backend=plain(backend),
+        sampler=plain(sampler),
         budget_trials=budget_trials,
         budget_seconds=budget_seconds,
         seed=seed,
@@ -153,21 +167,8 @@ def add_measurement(s: Session, new: NewMeasurement) -> int:
         StoreError: the config is not in canonical form or its hash is of another config, an outcome ok without a time,
             a time that is not a positive finite number, a count out of range, or a reference to a row that is not there.
     """
-    _check_kernel(new.kernel)
-    _check_config(new.config_json, new.config_hash)
-    if new.outcome not in {outcome.value for outcome in Outcome}:
-        raise StoreError(f"unknown outcome {new.outcome!r}; use one of {', '.join(Outcome)}")
-    for name in ("median_us", "p20_us", "p80_us"):
-        value = getattr(new, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise StoreError(f"{name}={value} of config {new.config_hash} is not a time")
-    if new.outcome == Outcome.OK and new.median_us is None:
-        raise StoreError(f"config {new.config_hash} is ok but has no median_us")
-    for name in COUNT_FIELDS:
-        value = getattr(new, name)
-        if value is not None and not 0 <= value < 1 << 31:
-            raise StoreError(f"{name}={value} of config {new.config_hash} is out of range")
-    row = MeasurementModel(**{name: _plain(getattr(new, name)) for name in MEASUREMENT_FIELDS})
+    check_measurement(new)
+    row = MeasurementModel(**{name: plain(getattr(new, name)) for name in MEASUREMENT_FIELDS})
     s.add(row)
     s.flush()
     return row.id
@@ -216,12 +217,12 @@ def promote(
         baseline_measurement_id=baseline_measurement_id,
         config_json=measurement.config_json,
         config_hash=measurement.config_hash,
-        default_us=_plain(default_us),
-        gain=_plain(gain),
-        gain_low=_plain(gain_low),
-        gain_high=_plain(gain_high),
+        default_us=plain(default_us),
+        gain=plain(gain),
+        gain_low=plain(gain_low),
+        gain_high=plain(gain_high),
         decision=str(decision),
-        reason=_plain(reason),
+        reason=plain(reason),
     )
 
 
@@ -264,7 +265,7 @@ def rollback(s: Session, promotion_id: int, reason: str) -> int:
         config_hash=before.config_hash if before else None,
         default_us=before.default_us if before else undone.default_us,
         decision=Decision.ROLLBACK.value,
-        reason=_plain(reason),
+        reason=plain(reason),
     )
 
 
@@ -275,15 +276,8 @@ def add_profile(s: Session, new: NewProfile) -> int:
         StoreError: both or neither of counters and unavailable_reason, an unknown stage, a counter without value and
             unit, or a measurement that is not there.
     """
-    if new.stage not in STAGES:
-        raise StoreError(f"unknown stage {new.stage!r}; use one of {', '.join(STAGES)}")
-    if (new.counters is None) == (new.unavailable_reason is None):
-        raise StoreError("a profile holds either counters or the reason why there are none")
-    for name, counter in (new.counters or {}).items():
-        value = counter.get("value")
-        if set(counter) != {"value", "unit"} or not isinstance(value, int | float) or not math.isfinite(value):
-            raise StoreError(f'counter {name} must be {{"value": number, "unit": text}}, not {counter!r}')
-    row = ProfileModel(**{name: _plain(getattr(new, name)) for name in PROFILE_FIELDS})
+    check_profile(new)
+    row = ProfileModel(**{name: plain(getattr(new, name)) for name in PROFILE_FIELDS})
     s.add(row)
     s.flush()
     return row.id
@@ -295,8 +289,8 @@ def report_demand(s: Session, gpu_name: str, kernel: str, shape: Shape, count: i
     Raises:
         StoreError: an unknown kernel, a name that no database can hold, or a count outside 1..1,000,000.
     """
-    _check_kernel(kernel)
-    _check_texts("demand", {"gpu_name": gpu_name})
+    check_kernel(kernel)
+    check_texts("demand", {"gpu_name": gpu_name})
     if not 1 <= count <= MAX_DEMAND_COUNT:
         raise StoreError(f"demand count {count} is outside 1..{MAX_DEMAND_COUNT}")
     now = utc_now()
@@ -344,34 +338,3 @@ def _put(s: Session, model: Any, key: Mapping[str, Any], columns: Mapping[str, A
 
 def _rows(result: Any) -> int:
     return result.rowcount if isinstance(result, CursorResult) else 0
-
-
-def _check_kernel(kernel: str) -> None:
-    if kernel not in KERNELS:
-        raise StoreError(f"unknown kernel {kernel!r}; use one of {', '.join(KERNELS)}")
-
-
-def _check_texts(what: str, columns: Mapping[str, Any]) -> None:
-    for name, value in columns.items():
-        if isinstance(value, str) and not is_text(value):
-            raise StoreError(f"{what}: {name}={value!r} holds characters that no database keeps")
-
-
-def _check_config(config_json: str, config_hash: str) -> None:
-    try:
-        config = json.loads(config_json)
-    except json.JSONDecodeError as error:
-        raise StoreError(f"config {config_hash} is not JSON: {error}") from error
-    if canonical(config) != config_json:
-        raise StoreError(f"config {config_hash} is not in canonical form: {config_json[:200]}")
-    if digest(config) != config_hash:
-        raise StoreError(f"config hash {config_hash} is of another config; {digest(config)} is that of {config_json}")
-
-
-def _plain(value: Any) -> Any:
-    """The value as both databases keep it alike: no NaN or infinity, no str subclass, no text that none can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, str):
-        return str(value) if is_text(value) else value.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
-    return value
