@@ -42,6 +42,9 @@ class GpuBackend:
         self.build = from_json(Build, hello["build"])
         self.regime: str = hello["regime"]
 
+    def holds(self, shape: Shape) -> bool:
+        return shape.T > 0
+
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
         return list(legal_k1(shape, self.gpu) if kernel == "k1" else legal_k2(shape, self.gpu))
 

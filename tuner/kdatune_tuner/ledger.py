@@ -91,7 +91,7 @@ class Ledger:
         with writing(engine) as s:
             self.gpu_id = writes.put_gpu(s, backend.gpu)
             self.build_id = writes.put_build(s, backend.build)
-            self.problem_ids = {kernel: writes.put_problem(s, kernel, shape) for kernel in writes.KERNELS}
+            self.problem_ids = {kernel: writes.put_problem(s, kernel, shape) for kernel in ("k1", "k2", "kda")}
 
     def known(self, kernel: str) -> dict[AnyConfig, Known]:
         """What is measured already with this card, shape and build."""

@@ -1,6 +1,6 @@
 """Optuna's side of a search: a config space as parameters, ask a config, tell what became of it.
 
-The study lives in memory and is disposable: everything measured is in our store and is told again when a search resumes.
+The study is disposable: everything measured is in our store and is told again when a search resumes.
 """
 
 import warnings
@@ -13,10 +13,16 @@ from optuna.distributions import BaseDistribution
 from optuna.distributions import CategoricalDistribution
 from optuna.distributions import IntDistribution
 from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage
+from optuna.storages import JournalStorage
+from optuna.storages import RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.store.address import BUSY_TIMEOUT_S
+from kdatune_tuner.store.address import parse_address
 
 # Fields that only make sense together: a tile of 128 rows needs two MMA partitions or eight warps, and then a register
 # cap (44 of 48 combinations are illegal); other splits than 1/1 are in the space only with some store orders.
@@ -78,17 +84,35 @@ def _axes(configs: Sequence[StageConfig], prefix: str) -> list[_Axis]:
     return axes
 
 
+def _storage(where: str | None) -> BaseStorage | None:
+    """Optuna's storage. It may be kdatune's own database: the tables do not meet, nor do the version tables."""
+    if where is None:
+        return None
+    if "://" not in where:
+        return JournalStorage(JournalFileBackend(where))
+    address = parse_address(where)
+    arguments = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if address.drivername == "sqlite" else {}
+    return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=arguments)
+
+
 class Proposer:
     """TPE (multivariate) over a space of configs. Ordered integers are ordered parameters, the rest are categories.
 
     Args:
         space: every config that may be proposed.
         seed: equal seeds and equal answers give equal proposals.
+        storage: a journal file or a database URL where the study can be looked at; None: in memory.
+        study_name: what it is called there.
+
+    Raises:
+        StoreError: the storage is a URL that kdatune does not work with.
     """
 
     sampler_name = "tpe"
 
-    def __init__(self, space: Sequence[StageConfig], seed: int) -> None:
+    def __init__(
+        self, space: Sequence[StageConfig], seed: int, storage: str | None = None, study_name: str | None = None
+    ) -> None:
         self._space = frozenset(space)
         self._by_params: dict[tuple[tuple[str, Any], ...], StageConfig] = {}
         self._axes: dict[str, list[_Axis]] = {}
@@ -100,10 +124,11 @@ class Proposer:
             # `group` keeps each variant's parameters a joint distribution of their own; it is experimental since 2.8
             warnings.simplefilter("ignore", ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=1)
-        verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(sampler=sampler, direction="minimize")
-        optuna.logging.set_verbosity(verbosity)
+            # without `load_if_exists` RDBStorage and create_study log at INFO, to stderr
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            self._study = optuna.create_study(
+                sampler=sampler, direction="minimize", storage=_storage(storage), study_name=study_name
+            )
 
     def holds(self, config: StageConfig) -> bool:
         """Whether the config is of the space: only then can it be told."""

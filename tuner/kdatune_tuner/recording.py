@@ -248,8 +248,8 @@ class SweepWriter:
         """Leave the part file as it is: a later run goes on from there."""
         self._file.close()
 
-    def finish(self) -> None:
-        """Pack the rows into the sweep file (atomically) and remove the part."""
+    def finish(self, *, keep_part: bool = False) -> None:
+        """Pack the rows into the sweep file (atomically) and remove the part, unless the sweep goes on later."""
         self._file.close()
         packed = self.path.with_name(self.path.name + ".packing")
         # mtime 0: equal rows give equal bytes
@@ -257,7 +257,8 @@ class SweepWriter:
             for row in self.rows:
                 out.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
         packed.replace(self.path)
-        self.part.unlink()
+        if not keep_part:
+            self.part.unlink()
 
 
 def _salvage(part: Path) -> Iterator[Json]:

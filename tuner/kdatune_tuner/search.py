@@ -66,6 +66,8 @@ def run_search(
     measure: Callable[[StageConfig], Result],
     budget: Budget,
     seed: int,
+    storage: str | None = None,
+    study_name: str | None = None,
 ) -> None:
     """Fill `search` within the budget. No config is measured twice, and none that is in `known`.
 
@@ -95,7 +97,7 @@ def run_search(
         for config in remainder[: max(0, STARTUP_TRIALS - len(search.results))]:
             if may_go_on():
                 take(config)
-        _propose(search, Proposer(space, seed), take, may_go_on)
+        _propose(search, Proposer(space, seed, storage, study_name), take, may_go_on)
     for config in remainder:
         if not may_go_on():
             break

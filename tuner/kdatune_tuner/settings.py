@@ -17,25 +17,25 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default="sqlite:///kdatune.db", description="where results are stored: SQLite file or PostgreSQL"
     )
-    optuna_storage: str = Field(
-        default="kdatune-optuna.journal",
-        description="where Optuna keeps its disposable studies: a journal file, or a URL with ://",
+    optuna_storage: str | None = Field(
+        default=None,
+        description="where Optuna's studies can be looked at: a journal file or a database URL; none: in memory only, "
+        "rebuilt from the measurements when a search resumes",
     )
     host: str = Field(default="127.0.0.1", description="address the service listens on")
     port: int = Field(default=8321, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
 
     # Search
-    trials: int = Field(default=200, ge=1, description="trials of one search where none are asked for")
+    trials: int = Field(
+        default=200, ge=1, description="configs of each stage that a search measures where --trials does not say"
+    )
     trial_timeout_s: float = Field(
         default=120.0, gt=0, description="a trial that takes longer is killed and typed timeout"
-    )
-    exhaustive_below: int = Field(
-        default=600, ge=0, description="a config space of at most this many configs is enumerated"
     )
     finalists: int = Field(default=3, ge=1, description="best candidates that meet the champion in a paired run")
 
     # Promotion
-    min_gain_pct: float = Field(default=1.0, ge=0, description="a gain below this keeps the champion")
+    min_gain_pct: float = Field(default=0.5, ge=0, description="a gain below this keeps the champion")
     confidence_pct: float = Field(
         default=95.0, gt=0, lt=100, description="level of the interval that a gain must clear"
     )

@@ -52,6 +52,7 @@ class Options:
     finalists: int = 3
     policy: Policy = field(default_factory=Policy)
     trigger: str = "tune"
+    optuna_storage: str | None = None
 
 
 @dataclass
@@ -212,6 +213,8 @@ class Tuner:
                 measure=self._measuring(ledger, run, kernel, search),
                 budget=budget,
                 seed=self.options.seed,
+                storage=self.options.optuna_storage,
+                study_name=f"{kernel} {tuned.shape.key()} on {self.backend.gpu.name}, run {run.id}",
             )
         return search
 

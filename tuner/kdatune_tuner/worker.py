@@ -82,6 +82,12 @@ class Worker:
             raise RuntimeError(f"the measuring process failed on {request}:\n{answer['error']}")
         return answer
 
+    def interrupt(self) -> None:
+        """Kill the child from another thread: the call that waits for it ends with outcome abort."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child at once; the driver frees what it held."""
         child, self._child = self._child, None
@@ -146,6 +152,9 @@ class _Child:
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {said[-1][:_DETAIL_CHARACTERS]}" if said else how
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         self._process.kill()

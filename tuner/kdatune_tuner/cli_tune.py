@@ -1,0 +1,185 @@
+"""`kdatune tune` and `kdatune record`."""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kdatune_kernels.errors import UsageError
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import parse_shape
+from kdatune_tuner.backend_gpu import GpuBackend
+from kdatune_tuner.backend_replay import ReplayBackend
+from kdatune_tuner.cli_support import JsonOption
+from kdatune_tuner.cli_support import ShapeOption
+from kdatune_tuner.cli_support import card_visible
+from kdatune_tuner.cli_support import database
+from kdatune_tuner.cli_support import err
+from kdatune_tuner.cli_support import out
+from kdatune_tuner.cli_support import parse_seconds
+from kdatune_tuner.cli_support import print_json
+from kdatune_tuner.cli_support import read_settings
+from kdatune_tuner.objective import Backend
+from kdatune_tuner.progress import Watch
+from kdatune_tuner.progress import show_us
+from kdatune_tuner.promote import Policy
+from kdatune_tuner.record import Recorder
+from kdatune_tuner.recording import SHIPPED
+from kdatune_tuner.recording import recorded_shapes
+from kdatune_tuner.settings import Settings
+from kdatune_tuner.tune import Options
+from kdatune_tuner.tune import Tuned
+from kdatune_tuner.tune import Tuner
+
+INTERRUPTED = 130
+
+
+class KernelName(StrEnum):
+    """What is tuned: one stage, or the pair that is launched."""
+
+    K1 = "k1"
+    K2 = "k2"
+    KDA = "kda"
+
+
+class BackendName(StrEnum):
+    """Where measurements come from."""
+
+    GPU = "gpu"
+    REPLAY = "replay"
+
+
+def tune(
+    shape: ShapeOption = None,
+    kernel: Annotated[KernelName, typer.Option(help="k1 or k2 alone, or the pair")] = KernelName.KDA,
+    trials: Annotated[int | None, typer.Option(min=1, help="configs a stage, those measured earlier included")] = None,
+    budget: Annotated[str | None, typer.Option(help="stop after this time, e.g. 90s, 10m")] = None,
+    backend: Annotated[BackendName | None, typer.Option(help="default: gpu where a card is visible")] = None,
+    recording: Annotated[Path | None, typer.Option(help="sweep file of the replay backend")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Search the best config of problem shapes and promote it when it beats what is served."""
+    settings = read_settings()
+    shapes = _shapes(shape)
+    seconds = None if budget is None else parse_seconds(budget, "--budget")
+    if recording is not None and backend is BackendName.GPU:
+        raise UsageError("--recording belongs to --backend replay")
+    with database(settings.database_url) as engine:
+        source = open_backend(backend, recording, settings)
+        options = make_options(settings, kernel.value, trials, seed, "tune")
+        with Watch() as watch:
+            done, interrupted = tune_all(Tuner(engine, source, options, watch), shapes, seconds)
+    if as_json:
+        documents = [tuned.to_json() for tuned in done]
+        print_json(documents[0] if len(shapes) == 1 and documents else {"results": documents})
+    else:
+        print_table(done)
+    if interrupted:
+        stored = sum(tuned.measured for tuned in done)
+        err().print(f"kdatune: interrupted; {stored} finished trials are stored, the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+
+
+def record(
+    out_file: Annotated[Path, typer.Option("--out", help="the sweep file, e.g. h200.jsonl.gz")],
+    shape: ShapeOption = None,
+    limit_seconds: Annotated[float | None, typer.Option(min=1, help="stop then; the same command goes on")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="children that compile side by side")] = None,
+) -> None:
+    """Sweep every config on this machine's card into a file that the replay backend reads."""
+    settings = read_settings()
+    recorder = Recorder(
+        out_file,
+        _shapes(shape),
+        command=" ".join(["kdatune", *sys.argv[1:]]),
+        processes=processes,
+        limit_seconds=limit_seconds,
+        trial_timeout_s=settings.trial_timeout_s,
+        say=err().print,
+    )
+    sweep = recorder.run()
+    rest = "" if sweep.complete else "; the limit was reached, the same command records the rest"
+    out().print(
+        f"{sweep.path}: {sweep.checks} configs checked, {sweep.timings} timings and {sweep.pairs} pairs, "
+        f"{sweep.failed} failed, {sweep.seconds:.0f} s{rest}"
+    )
+
+
+def _shapes(texts: Sequence[str] | None) -> list[Shape]:
+    shapes = [parse_shape(text) for text in texts] if texts else list(recorded_shapes())
+    empty = [shape.key() for shape in shapes if shape.T == 0]
+    if empty:
+        raise UsageError(f"{empty[0]} has no tokens: there is nothing to measure")
+    return list(dict.fromkeys(shapes))
+
+
+def open_backend(name: BackendName | None, recording: Path | None, settings: Settings) -> Backend:
+    """The backend of that name; without one the card where there is one, else the shipped recording (said on stderr).
+
+    Raises:
+        DeviceError: gpu is asked for and no card can be used.
+        RecordingError: the sweep file cannot be read.
+    """
+    if name is None and recording is None and card_visible():
+        name = BackendName.GPU
+    if name is BackendName.GPU:
+        return GpuBackend(trial_timeout_s=settings.trial_timeout_s, paired_rounds=settings.paired_rounds)
+    replay = ReplayBackend.open(recording)
+    if name is None and recording is None:
+        err().print(f"kdatune: no card is visible; replaying {SHIPPED.name}, recorded on {replay.gpu.name}")
+    return replay
+
+
+def make_options(settings: Settings, kernel: str, trials: int | None, seed: int, trigger: str) -> Options:
+    """Search options from the settings and what the command line says."""
+    return Options(
+        kernel=kernel,
+        trials=trials or settings.trials,
+        seed=seed,
+        finalists=settings.finalists,
+        policy=Policy(settings.min_gain_pct, settings.confidence_pct),
+        trigger=trigger,
+        optuna_storage=settings.optuna_storage,
+    )
+
+
+def tune_all(tuner: Tuner, shapes: Sequence[Shape], seconds: float | None) -> tuple[list[Tuned], bool]:
+    """Tune shapes one after another, each with its share of the time. The flag: whether Ctrl-C (or SIGTERM) ended it."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    done: list[Tuned] = []
+    # a scheduler stops a job with SIGTERM: it ends as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number, shape in enumerate(shapes, 1):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) / (len(shapes) - number + 1)
+            tuner.watch.shape_of(number, len(shapes))
+            done.append(tuner.tune(shape, left))
+    except KeyboardInterrupt:
+        if tuner.last is not None and tuner.last not in done:
+            done.append(tuner.last)
+        return done, True
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        tuner.backend.close()
+    return done, False
+
+
+def print_table(done: Sequence[Tuned]) -> None:
+    """One row a shape, for people."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("shape", "trials", "default", "best", "speed-up", "decision"):
+        table.add_column(name, justify="left" if name in ("shape", "decision") else "right", no_wrap=name != "decision")
+    for tuned in done:
+        speedup = "-" if tuned.speedup is None else f"{tuned.speedup:.2f}x"
+        said = tuned.promotion
+        decision = tuned.state if said is None else f"{said.decision}: {said.reason}"
+        row = (tuned.shape.key(), str(tuned.trials), show_us(tuned.default_us), show_us(tuned.best_us), speedup)
+        table.add_row(*row, decision)
+    out().print(table)

@@ -1,0 +1,280 @@
+"""A full sweep of a real card: every config checked, every good one timed on every shape, the best crossed as pairs.
+
+Phase 1 compiles and checks in parallel child processes, where a hang or a crash costs one child and types one config.
+Phase 2 times, one config after another in one child, so that nothing else runs on the card. Every row is on disk as soon
+as it is known; the same command goes on where an earlier one stopped.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k1_configs
+from kdatune_kernels.space import k2_configs
+from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import Json
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import from_json
+from kdatune_kernels.spec import to_json
+from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.recording import SweepWriter
+from kdatune_tuner.recording import meta_row
+from kdatune_tuner.store.records import rfc3339
+from kdatune_tuner.store.records import utc_now
+from kdatune_tuner.worker import DeviceModules
+from kdatune_tuner.worker import Worker
+
+STAGES = ("k1", "k2")
+_SAMPLES = 5
+_PAIRED_PER_STAGE = 4
+_CHECK_FIELDS = (
+    "detail",
+    "o_error_ratio",
+    "state_error_ratio",
+    "registers",
+    "spills",
+    "smem_bytes",
+    "effective_num_warps",
+    "compile_s",
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep came to. complete: nothing of it is left to do."""
+
+    path: Path
+    checks: int
+    timings: int
+    pairs: int
+    failed: int
+    complete: bool
+    seconds: float
+
+
+class Recorder:
+    """Records one sweep file.
+
+    Args:
+        path: the finished file; FILE.part beside it holds the rows until then.
+        processes: children of phase 1.
+        limit_seconds: stop after this, pack what there is, and leave the part file for the next call.
+        say: told a line at each milestone.
+
+    Raises:
+        DeviceError: no card can be used (from `run`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shapes: Sequence[Shape],
+        *,
+        command: str,
+        processes: int | None = None,
+        limit_seconds: float | None = None,
+        trial_timeout_s: float = 120.0,
+        modules: DeviceModules | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._path = path
+        self._shapes = shapes
+        self._command = command
+        self._processes = processes or min(16, os.cpu_count() or 1)
+        self._timeout_s = trial_timeout_s
+        self._modules = modules or DeviceModules()
+        self._say = say
+        self._started = time.monotonic()
+        self._deadline = None if limit_seconds is None else self._started + limit_seconds
+        self._done: dict[tuple[object, ...], Json] = {}
+
+    def run(self) -> Sweep:
+        """Record what is missing and pack the file."""
+        worker = Worker(self._modules)
+        try:
+            hello = worker.hello()
+            gpu, build = from_json(Gpu, hello["gpu"]), from_json(Build, hello["build"])
+            spaces = self._spaces(gpu)
+            writer = self._writer(gpu, build, hello["regime"], spaces)
+            try:
+                worker.close()  # phase 1 fills the card
+                self._check_all(writer, spaces)
+                for number, shape in enumerate(self._shapes, 1):
+                    if not self._late():
+                        self._time_shape(writer, worker, spaces, shape, gpu)
+                        self._say(f"{number}/{len(self._shapes)} {shape.key()} {self._elapsed()}")
+            except BaseException:
+                writer.close()
+                raise
+            complete = not self._late()
+            writer.finish(keep_part=not complete)
+        finally:
+            worker.close()
+        kinds = [row["t"] for row in writer.rows]
+        return Sweep(
+            path=self._path,
+            checks=kinds.count("check"),
+            timings=kinds.count("time"),
+            pairs=kinds.count("pair"),
+            failed=sum(row.get("outcome", "ok") != "ok" for row in writer.rows),
+            complete=complete,
+            seconds=time.monotonic() - self._started,
+        )
+
+    def _spaces(self, gpu: Gpu) -> dict[str, list[StageConfig]]:
+        """Every config that is legal on one of the shapes, the defaults included. The place is the config's index."""
+        defaults = [default_config(shape, gpu) for shape in self._shapes]
+        every: dict[str, list[StageConfig]] = {
+            "k1": [*k1_configs(), *(d.k1 for d in defaults)],
+            "k2": [*k2_configs(), *(d.k2 for d in defaults)],
+        }
+        return {
+            stage: [c for c in dict.fromkeys(configs) if any(config_ok(c, s, gpu) is None for s in self._shapes)]
+            for stage, configs in every.items()
+        }
+
+    def _writer(self, gpu: Gpu, build: Build, regime: str, spaces: dict[str, list[StageConfig]]) -> SweepWriter:
+        writer = SweepWriter(self._path)
+        meta = meta_row(
+            gpu,
+            build,
+            recorded_at=rfc3339(utc_now()),
+            command=self._command,
+            regime=f"{regime}; {_SAMPLES} samples each",
+            spaces={stage: len(configs) for stage, configs in spaces.items()},
+        )
+        same = ("gpu", "build", "kernel_spaces")
+        if writer.rows and all(writer.rows[0].get(name) == meta[name] for name in same):
+            self._say(f"going on with {len(writer.rows)} rows of {writer.part}")
+        else:
+            writer.restart()
+            writer.add(meta)
+        self._done = {_key(row): row for row in writer.rows}
+        return writer
+
+    def _add(self, writer: SweepWriter, row: Json) -> None:
+        writer.add(row)
+        self._done[_key(row)] = row
+
+    def _check_all(self, writer: SweepWriter, spaces: dict[str, list[StageConfig]]) -> None:
+        """Phase 1."""
+        missing = [
+            {"t": "check", "kernel": stage, "i": i, "config": to_json(config)}
+            for stage in STAGES
+            for i, config in enumerate(spaces[stage])
+            if ("check", stage, i) not in self._done
+        ]
+        with _pool(self._modules, min(self._processes, len(missing)), self._timeout_s) as check:
+            futures = [check(row) for row in missing]
+            for future in as_completed(futures):
+                row, reply = future.result()
+                fields = {name: reply.get(name) for name in _CHECK_FIELDS}
+                self._add(writer, row | {"outcome": reply["outcome"]} | fields)
+                if self._late():
+                    break
+        bad = sum(row["outcome"] != "ok" for row in self._done.values() if row["t"] == "check")
+        self._say(f"checked {len(missing)} configs, {bad} of all failed {self._elapsed()}")
+
+    def _time_shape(
+        self, writer: SweepWriter, worker: Worker, spaces: dict[str, list[StageConfig]], shape: Shape, gpu: Gpu
+    ) -> None:
+        """Phase 2: stages, then pairs."""
+        for stage in STAGES:
+            for i, config in enumerate(spaces[stage]):
+                row = {"t": "time", "kernel": stage, "i": i, "shape": shape.key()}
+                good = self._done.get(("check", stage, i), {}).get("outcome") == "ok"
+                if good and config_ok(config, shape, gpu) is None:
+                    self._time(writer, worker, row, stage, to_json(config))
+        for i1, i2 in self._pairs(spaces, shape, gpu):
+            pair = {"k1": to_json(spaces["k1"][i1]), "k2": to_json(spaces["k2"][i2]), "precision": "fp16"}
+            self._time(writer, worker, {"t": "pair", "shape": shape.key(), "i1": i1, "i2": i2}, "kda", pair)
+
+    def _time(self, writer: SweepWriter, worker: Worker, row: Json, kernel: str, config: Json) -> None:
+        if _key(row) in self._done or self._late():
+            return
+        request = {"op": "time", "kernel": kernel, "shape": row["shape"], "config": config, "samples": _SAMPLES}
+        reply = worker.call(request, self._timeout_s)
+        if reply["outcome"] == "ok":
+            self._add(writer, row | {"samples_us": [round(s, 3) for s in reply["samples_us"]]})
+        else:
+            self._add(writer, row | {"outcome": reply["outcome"], "detail": reply.get("detail")})
+
+    def _pairs(self, spaces: dict[str, list[StageConfig]], shape: Shape, gpu: Gpu) -> list[tuple[int, int]]:
+        """The best of both stages crossed, and the default pair."""
+        best: list[list[int]] = []
+        for stage in STAGES:
+            times = {
+                row["i"]: median(row["samples_us"])
+                for row in self._done.values()
+                if row["t"] == "time" and row["kernel"] == stage and row["shape"] == shape.key() and "samples_us" in row
+            }
+            best.append(sorted(times, key=lambda i, times=times: times[i])[:_PAIRED_PER_STAGE])  # type: ignore[misc]
+        default: LaunchConfig = default_config(shape, gpu)
+        both = (spaces["k1"].index(default.k1), spaces["k2"].index(default.k2))
+        good = all(("time", stage, i, shape.key()) in self._done for stage, i in zip(STAGES, both, strict=True))
+        crossed = list(product(best[0], best[1]))
+        return list(dict.fromkeys([*crossed, *([both] if good else [])]))
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _elapsed(self) -> str:
+        return f"({time.monotonic() - self._started:.0f} s)"
+
+
+Checked = tuple[Json, Json]
+
+
+@contextmanager
+def _pool(modules: DeviceModules, processes: int, timeout_s: float) -> Iterator[Callable[[Json], "Future[Checked]"]]:
+    """Children that check configs side by side; on leaving, all are ended and what waits is dropped."""
+    workers = [Worker(modules) for _ in range(max(1, processes))]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def check(row: Json) -> Checked:
+        worker = idle.get()
+        try:
+            return row, worker.call({"op": "check", "kernel": row["kernel"], "config": row["config"]}, timeout_s)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(len(workers))
+    try:
+        yield lambda row: pool.submit(check, row)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.interrupt()
+        pool.shutdown(wait=True)
+        for worker in workers:
+            worker.close()
+
+
+def _key(row: Json) -> tuple[object, ...]:
+    """What a row is about: rows of equal keys are the same measurement."""
+    match row["t"]:
+        case "check":
+            return ("check", row["kernel"], row["i"])
+        case "time":
+            return ("time", row["kernel"], row["i"], row["shape"])
+        case "pair":
+            return ("pair", row["i1"], row["i2"], row["shape"])
+        case kind:
+            return (kind,)
