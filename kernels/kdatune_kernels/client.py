@@ -21,6 +21,7 @@ from kdatune_kernels.demand import Refusal
 from kdatune_kernels.disk import DiskCopy
 from kdatune_kernels.environment import Settings
 from kdatune_kernels.errors import SnapshotError
+from kdatune_kernels.snapshot import Skipped
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import parse_json
 from kdatune_kernels.snapshot import parse_snapshot
@@ -48,6 +49,7 @@ class Feed:
         self.etag: str | None = None
         self.tagged: Snapshot | None = None
         """What the ETag stands for; None when that was set aside."""
+        self.noted: tuple[Skipped, ...] = ()
         self.failures = 0
         self.polls = 0
         self.due_seconds = 0.0
@@ -242,8 +244,9 @@ class Client:
         return f"generation {snapshot.generation} of {feed.gpu.name}, {len(snapshot.champions)} champions"
 
     def _note_refused(self, feed: Feed, snapshot: Snapshot) -> None:
-        """One line a document for entries that could not be used, and word to the service."""
-        if not snapshot.skipped:
+        """One line for entries that could not be used, and word to the service; nothing the second time."""
+        before, feed.noted = feed.noted, snapshot.skipped
+        if not snapshot.skipped or snapshot.skipped == before:
             return
         first = snapshot.skipped[0]
         self.counters["refused"] += len(snapshot.skipped)
