@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from kdatune_api.champions import CHECK_EVERY_SECONDS
 from kdatune_api.champions import ChampionCache
 from kdatune_api.deps import Database
 from kdatune_api.deps import Service
@@ -27,15 +28,18 @@ from kdatune_tuner.settings import Settings
 MAX_DEMAND_BYTES = 256 << 10
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, *, check_every_seconds: float = CHECK_EVERY_SECONDS) -> FastAPI:
     """The service over the database of the settings (the environment's, when none are given).
 
     The database is opened by the first request that needs it, so the service starts without it and says so in /readyz.
+
+    Args:
+        check_every_seconds: how old what is served may be before the database is asked whether it has changed.
     """
     settings = settings or Settings()
     metrics = Metrics()
     database = Database(settings.database_url)
-    service = Service(settings, database, ChampionCache(database.engine, metrics), metrics)
+    service = Service(settings, database, ChampionCache(database.engine, metrics, check_every_seconds), metrics)
     app = FastAPI(
         title=TITLE,
         version=__version__,

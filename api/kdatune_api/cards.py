@@ -77,8 +77,9 @@ def _contradiction(name: str, gpu: Gpu, facts: GpuFacts) -> ProblemError:
 
 
 def _unknown(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    by_lower = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    hint = f" (did you mean {' or '.join(by_lower[lower] for lower in near)}?)" if near else ""
     return (
         f"no GPU model named {name!r} is tuned or known{hint}; "
         "give its sm_count and compute_capability as well, e.g. &sm_count=132&compute_capability=9.0"

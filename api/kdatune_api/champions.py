@@ -45,6 +45,8 @@ log = logging.getLogger("kdatune.api")
 CHECK_EVERY_SECONDS = 0.2
 # A database that hangs must not hang the answers that are in memory already.
 PATIENCE_SECONDS = 0.3
+# match.find looks at one in 2.5 us: a thousand take a few milliseconds.
+MANY_CHAMPIONS = 1000
 MAX_VIEWS = 32
 MAX_ANSWERS = 10_000
 
@@ -79,6 +81,10 @@ class View:
             if answer.match == "exact":
                 return answer
         return find([*self._others, *self._tiles.get(_tile(shape), ())], shape, self.gpu)
+
+    def is_slow(self, shape: Shape) -> bool:
+        """Whether `find` would look at so many champions that others should be answered meanwhile."""
+        return shape not in self._exact and len(self._tiles.get(_tile(shape), ())) > MANY_CHAMPIONS
 
     @property
     def is_rendered(self) -> bool:
@@ -170,9 +176,7 @@ class ChampionCache:
         check_every_seconds: how old the last look at the database may be.
     """
 
-    def __init__(
-        self, engine: Callable[[], Engine], metrics: Metrics, check_every_seconds: float = CHECK_EVERY_SECONDS
-    ) -> None:
+    def __init__(self, engine: Callable[[], Engine], metrics: Metrics, check_every_seconds: float) -> None:
         self._engine = engine
         self._metrics = metrics
         self._every = check_every_seconds

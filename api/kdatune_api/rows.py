@@ -1,6 +1,7 @@
 """The rows of the listings, as they go over the wire: the store's records with their configs as JSON objects."""
 
 import dataclasses
+import functools
 import json
 from datetime import datetime
 from typing import Any
@@ -126,6 +127,12 @@ class GpuOut(BaseModel):
     first_seen_at: str = Field(description=_TIME)
 
 
+@functools.lru_cache(maxsize=1024)
+def _shape_json(shape: Shape) -> Json:
+    """Rows of a page are of few shapes. The dict is shared: it is only ever copied from and written out."""
+    return {"shape": to_json(shape), "shape_key": shape.key()}
+
+
 def row_json(record: Any) -> Json:
     """A record of the store as JSON data for one of the models above."""
     out: Json = {}
@@ -134,7 +141,7 @@ def row_json(record: Any) -> Json:
         if field.name == "config_json":
             out["config"] = None if value is None else json.loads(value)
         elif isinstance(value, Shape):
-            out |= {"shape": to_json(value), "shape_key": value.key()}
+            out |= _shape_json(value)
         elif isinstance(value, Gpu):
             out[field.name] = to_json(value)
         else:

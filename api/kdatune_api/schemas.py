@@ -21,6 +21,7 @@ from pydantic import StringConstraints
 from pydantic import model_validator
 
 from kdatune_kernels.match import MatchKind
+from kdatune_kernels.spec import MAX_DIMENSION
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Dtype
 from kdatune_kernels.spec import Gpu
@@ -71,8 +72,11 @@ def _launch_config_body(value: Any) -> Any:
     return from_json(LaunchConfig, value) if isinstance(value, dict) else value
 
 
-def _whole(name: str) -> BeforeValidator:
+def _field(name: str) -> BeforeValidator:
     return BeforeValidator(partial(_shape_field, name))
+
+
+_AT_LEAST_ONE = Field(ge=1, le=MAX_DIMENSION)
 
 
 def plain_int(value: Any) -> Any:
@@ -110,20 +114,24 @@ class ResolveQuery(GpuFacts):
 
     gpu: GpuName = Field(description="GPU model, as the driver names it")
     kernel: Literal["kda"] = Field(default="kda", description="kda: K1 and K2 together")
-    N: Annotated[int, _whole("N")] = Field(description="sequences")
-    H: Annotated[int, _whole("H")] = Field(description="query/key heads")
-    T: Annotated[int, _whole("T")] = Field(description="tokens in total, over all sequences")
-    HV: Annotated[int | None, _whole("HV")] = Field(default=None, description="value heads; as many as H if left out")
-    K: Annotated[int, _whole("K")] = Field(default=128, description="key head size")
-    V: Annotated[int, _whole("V")] = Field(default=128, description="value head size")
+    N: Annotated[int, _AT_LEAST_ONE, _field("N")] = Field(description="sequences")
+    H: Annotated[int, _AT_LEAST_ONE, _field("H")] = Field(description="query/key heads")
+    T: Annotated[int, Field(ge=0, le=MAX_DIMENSION), _field("T")] = Field(
+        description="tokens in total, over all sequences"
+    )
+    HV: Annotated[Annotated[int, _AT_LEAST_ONE] | None, _field("HV")] = Field(
+        default=None, description="value heads; as many as H if left out"
+    )
+    K: Annotated[int, _AT_LEAST_ONE, _field("K")] = Field(default=128, description="key head size")
+    V: Annotated[int, _AT_LEAST_ONE, _field("V")] = Field(default=128, description="value head size")
     dtype: Dtype = "bf16"
-    varlen: Annotated[bool, _whole("varlen")] = Field(default=False, description="sequences of different lengths")
-    longest_tokens: Annotated[int | None, _whole("longest_tokens")] = Field(
+    varlen: Annotated[bool, _field("varlen")] = Field(default=False, description="sequences of different lengths")
+    longest_tokens: Annotated[Annotated[int, Field(ge=0)] | None, _field("longest_tokens")] = Field(
         default=None, description="tokens of the longest sequence; the mean is assumed if left out"
     )
-    initial_state: Annotated[bool, _whole("initial_state")] = Field(default=True, description="h0 is read")
-    final_state: Annotated[bool, _whole("final_state")] = Field(default=True, description="ht is written")
-    state_v_first: Annotated[bool, _whole("state_v_first")] = Field(default=False, description="state is [V, K]")
+    initial_state: Annotated[bool, _field("initial_state")] = Field(default=True, description="h0 is read")
+    final_state: Annotated[bool, _field("final_state")] = Field(default=True, description="ht is written")
+    state_v_first: Annotated[bool, _field("state_v_first")] = Field(default=False, description="state is [V, K]")
     state_dtype: StateDtype = "fp32"
 
     def shape(self) -> Shape:

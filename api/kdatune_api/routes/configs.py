@@ -11,6 +11,7 @@ from fastapi import Depends
 from fastapi import Query
 from fastapi import Request
 from fastapi import Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
 from kdatune_api.caching import document
@@ -66,7 +67,8 @@ async def resolve(request: Request, query: Annotated[ResolveQuery, Query()], ser
     index = await service.champions.current()
     card = await find_card(service, index, query.gpu, query)
     shape = query.shape()
-    found = index.view(card.gpu).find(shape)
+    view = index.view(card.gpu)
+    found = await run_in_threadpool(view.find, shape) if view.is_slow(shape) else view.find(shape)
     if found.champion is None:
         refused = config_ok(found.config, shape, card.gpu)
         if refused:
