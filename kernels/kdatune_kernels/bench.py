@@ -265,26 +265,12 @@ def _typed() -> Iterator[None]:
     except MeasurementError:
         raise
     except Exception as error:
-        outcome = outcome_of(error)
+        outcome = launch.outcome_of(error)
         if outcome is None:
             raise
         text = str(error).strip().splitlines()
         line = next((part for part in text if "fatal" in part or "error" in part.lower()), text[-1] if text else "")
         raise MeasurementError(outcome, f"{type(error).__name__}: {line}"[:240]) from None
-
-
-def outcome_of(error: Exception) -> str | None:
-    """The outcome an exception of a candidate stands for; None for a programming error, which must propagate."""
-    name, text = type(error).__name__, str(error).lower()
-    if name == "OutOfResources":
-        return "resource"
-    if "illegal memory access" in text or "misaligned address" in text or "illegal instruction" in text:
-        return "illegal_access"
-    if name in ("CompilationError", "PTXASError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"):
-        return "compile_error"
-    if isinstance(error, RuntimeError | MemoryError):
-        return "compile_error" if "passmanager" in text or "ptxas" in text else "launch_error"
-    return None
 
 
 def warm_up(device: torch.device | str = "cuda", seconds: float = 0.4) -> None:

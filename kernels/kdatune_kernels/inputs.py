@@ -8,7 +8,6 @@ import torch
 
 from kdatune_kernels import launch
 from kdatune_kernels.numerics import INTERPRET
-from kdatune_kernels.spec import Shape
 
 HEAD_SIZE = 128
 
@@ -240,32 +239,3 @@ def _beta_rows(beta: torch.Tensor) -> torch.Tensor:
 @functools.lru_cache(maxsize=32)
 def _zeros(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.float32, device=device)
-
-
-def shape_of_call(
-    q: torch.Tensor,
-    v: torch.Tensor,
-    lengths: tuple[int, ...] | None,
-    sequences: int,
-    varlen: bool,
-    initial_state: torch.Tensor | None,
-    output_final_state: bool,
-    state_v_first: bool,
-) -> Shape:
-    """The problem shape of a call: T is tokens in total."""
-    state = torch.float32 if initial_state is None else initial_state.dtype
-    return Shape(
-        N=sequences,
-        H=q.shape[2],
-        T=q.shape[0] * q.shape[1],
-        HV=v.shape[2],
-        K=q.shape[3],
-        V=v.shape[3],
-        dtype="bf16",
-        varlen=varlen,
-        longest_tokens=max(lengths) if varlen and lengths else None,
-        initial_state=initial_state is not None,
-        final_state=output_final_state,
-        state_v_first=state_v_first,
-        state_dtype="fp32" if state == torch.float32 else "bf16",
-    )

@@ -1,14 +1,16 @@
 """chunk_kda: check the inputs, resolve the config, launch K1 then K2."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kdatune_kernels import gpu
 from kdatune_kernels import inputs
 from kdatune_kernels import launch
 from kdatune_kernels.errors import ConfigError
+from kdatune_kernels.resolve import launcher
 from kdatune_kernels.space import config_ok
-from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
@@ -123,43 +125,93 @@ def chunk_kda(
     problem = inputs.fold(
         q, k, v, g, beta, A_log, dt_bias, float(lower_bound or 0.0), scale, initial_state, state_v_first, tables
     )
-    shape = inputs.shape_of_call(
-        q, v, lengths, N, cu_seqlens is not None, initial_state, output_final_state, state_v_first
+    call = _Call(problem, o.view(B * T, HV, V), ht, precision)
+    longest = max(lengths) if cu_seqlens is not None and lengths else None
+    state = None if initial_state is None else initial_state.dtype
+    key = (
+        q.device,
+        N,
+        q.shape[2],
+        HV,
+        B * T,
+        cu_seqlens is not None,
+        longest,
+        state,
+        output_final_state,
+        state_v_first,
     )
-    _launch(problem, o.view(B * T, HV, V), ht, shape, config, precision, capturing)
+    if config is not None:
+        _launch_given(call, config, key)
+    else:
+        _launch_resolved(call, key, capturing)
     return o, ht
 
 
-def _launch(
-    problem: launch.Problem,
-    o: torch.Tensor,
-    ht: torch.Tensor | None,
-    shape: Shape,
-    config: LaunchConfig | None,
-    precision: Precision | None,
-    capturing: bool,
-) -> None:
-    gpu = _gpu(problem.q.device)
-    chosen = config
-    if chosen is None:
-        chosen = default_config(shape, gpu)
-    else:
-        reason = config_ok(chosen, shape, gpu)
-        if reason:
-            raise ConfigError(f"config may not run for {shape.key()} here: {reason}")
-    run(problem, o, ht, chosen, precision or chosen.precision)
+@dataclass(frozen=True)
+class _Call:
+    problem: launch.Problem
+    o: torch.Tensor
+    ht: torch.Tensor | None
+    precision: Precision | None
 
 
-def run(
-    problem: launch.Problem, o: torch.Tensor, ht: torch.Tensor | None, config: LaunchConfig, precision: Precision
-) -> Any:
-    """Launch K1 and K2 with one config into o [tokens, HV, V] and ht."""
-    ws = launch.workspace(problem.tables, problem.heads, problem.q.shape[2], precision == "fp16", o.device)
-    launch.run_k1(problem, ws, config.k1)
-    return launch.run_k2(problem, ws, o, ht, config.k2)
+def _launch_given(call: _Call, config: LaunchConfig, key: tuple[Any, ...]) -> None:
+    shape = _shape(*key[1:])
+    reason = config_ok(config, shape, _gpu(key[0]))
+    if reason:
+        raise ConfigError(f"config may not run for {shape.key()} here: {reason}")
+    _run(call, config)
+
+
+def _launch_resolved(call: _Call, key: tuple[Any, ...], capturing: bool) -> None:
+    """Launch with the resolved config; one that fails is quarantined and the default runs in its place."""
+    config = launcher.lookup(key)
+    if config is None:
+        config = launcher.resolve_slow(key, _shape(*key[1:]), _gpu(key[0]), capturing=capturing)
+    try:
+        _run(call, config)
+    except Exception as error:
+        card = _gpu(key[0])
+        instead = None
+        if card is not None and launch.outcome_of(error) is not None:
+            instead = launcher.quarantine(config, _shape(*key[1:]), card, f"{type(error).__name__}: {error}")
+        if instead is None:
+            raise
+        _run(call, instead)
+
+
+def _shape(
+    N: int,
+    H: int,
+    HV: int,
+    tokens: int,
+    varlen: bool,
+    longest: int | None,
+    state: torch.dtype | None,
+    final_state: bool,
+    state_v_first: bool,
+) -> Shape:
+    return Shape(
+        N=N,
+        H=H,
+        T=tokens,
+        HV=HV,
+        varlen=varlen,
+        longest_tokens=longest,
+        initial_state=state is not None,
+        final_state=final_state,
+        state_v_first=state_v_first,
+        state_dtype="bf16" if state == torch.bfloat16 else "fp32",
+    )
+
+
+def _run(call: _Call, config: LaunchConfig) -> None:
+    p = call.problem
+    half = (call.precision or config.precision) == "fp16"
+    ws = launch.workspace(p.tables, p.heads, p.q.shape[2], half, call.o.device)
+    launch.run_k1(p, ws, config.k1)
+    launch.run_k2(p, ws, call.o, call.ht, config.k2)
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    from kdatune_kernels import gpu
-
     return None if device.type == "cpu" else gpu.of_device(device.index or 0)

@@ -130,6 +130,20 @@ def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
     return tables
 
 
+def outcome_of(error: Exception) -> str | None:
+    """The outcome an exception of a candidate stands for; None for a programming error, which must propagate."""
+    name, text = type(error).__name__, str(error).lower()
+    if name == "OutOfResources":
+        return "resource"
+    if "illegal memory access" in text or "misaligned address" in text or "illegal instruction" in text:
+        return "illegal_access"
+    if name in ("CompilationError", "PTXASError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"):
+        return "compile_error"
+    if isinstance(error, RuntimeError | MemoryError):
+        return "compile_error" if "passmanager" in text or "ptxas" in text else "launch_error"
+    return None
+
+
 def run_k1(problem: Problem, ws: Workspace, config: K1Config) -> Any:
     """Launch K1; returns what the launch returned (the compiled kernel on a card)."""
     return k1_call(problem, ws, config)()
@@ -177,7 +191,7 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
         )  # fmt: skip
     layout = _plain_layout(config.swizzle_bytes)
     box = [CHUNK_TOKENS, K]
-    descriptors = [_descriptor(_flat(x), box, layout) for x in (p.q, p.k, p.g)]
+    descriptors = [_descriptor(flat(x), box, layout) for x in (p.q, p.k, p.g)]
     descriptors += [_descriptor(x, box, layout) for x in (ws.KQ, ws.KG.view(torch.bfloat16))]
     return functools.partial(
         prepare_sm90.prepare_tma[(tables.chunks * heads,)],
@@ -189,13 +203,32 @@ def k2_call(
     problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
 ) -> Callable[[], Any]:
     """K2 bound to its arguments: descriptors and grid are made once, the call launches."""
+    if config.segments > 1:
+        from kdatune_kernels import segments
+
+        return segments.segmented_call(problem, ws, o, ht, config)
+    return chains_call(problem, ws, o, ht, config)
+
+
+def chains_call(
+    problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
+) -> Callable[[], Any]:
+    """K2 over the spans of problem.tables, each from its h0.
+
+    With config.segments = P > 1 every P spans are one sequence: only the last of them has a final state, ht [N / P, ..].
+    """
     p, tables, heads = problem, problem.tables, problem.heads
     K, V = p.q.shape[2], p.v.shape[2]
     half = ws.KG.dtype == torch.float16
     grid = (tables.sequences * heads * (V // config.block_v),)
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else ws.DEC for x in (p.h0, ht))
-    flags = {"HAS_H0": p.h0 is not None, "STORE_HT": ht is not None, "V_FIRST": p.state_v_first}
+    flags = {
+        "HAS_H0": p.h0 is not None,
+        "STORE_HT": ht is not None,
+        "V_FIRST": p.state_v_first,
+        "SEGMENTS": config.segments,
+    }
     if config.variant == "triton":
         return functools.partial(
             recurrence.recurrence_kernel[grid],
@@ -205,16 +238,13 @@ def k2_call(
         )  # fmt: skip
     from kdatune_kernels import recurrence_sm90
 
-    def described(x: torch.Tensor, *box: int) -> Any:
-        return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
-
     descriptors = (
         described(ws.KQ, 2 * CHUNK_TOKENS, K),
         described(ws.KG, CHUNK_TOKENS, K),
         described(ws.AI, 2 * CHUNK_TOKENS, CHUNK_TOKENS),
-        _descriptor(ws.DEC, [1, K], _decay_layout()),
-        described(_flat(p.v), CHUNK_TOKENS, config.block_v),
-        described(_flat(o), CHUNK_TOKENS, config.block_v),
+        described_decay(ws.DEC),
+        described(flat(p.v), CHUNK_TOKENS, config.block_v),
+        described(flat(o), CHUNK_TOKENS, config.block_v),
     )
     register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     return functools.partial(
@@ -227,9 +257,19 @@ def k2_call(
     )  # fmt: skip
 
 
-def _flat(x: torch.Tensor) -> torch.Tensor:
+def flat(x: torch.Tensor) -> torch.Tensor:
     """[tokens, heads, size] with packed heads as the matrix [tokens, heads * size] that TMA sees."""
     return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
+
+
+def described(x: torch.Tensor, *box: int) -> Any:
+    """A matrix as a TMA descriptor of 16-bit boxes in the layout that wgmma reads."""
+    return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
+
+
+def described_decay(dec: torch.Tensor) -> Any:
+    """The decays of the workspace as a TMA descriptor of one row."""
+    return _descriptor(dec, [1, dec.shape[1]], _decay_layout())
 
 
 def _descriptor(x: torch.Tensor, box: list[int], layout: Any) -> Any:

@@ -58,9 +58,9 @@ def name_of(config: LaunchConfig) -> str:
 
 def call(sample: samples.Sample, **options):
     """chunk_kda on a packed sample; cu_seqlens only when there is more than one sequence."""
-    ends = torch.tensor([0, *sample.lengths], device=sample.q.device).cumsum(0) if len(sample.lengths) != 1 else None
-    keywords = {"cu_seqlens": ends, "output_final_state": True, **OPTIONS, **sample.tensors(), **options}
-    return chunk_kda(**keywords)
+    if "cu_seqlens" not in options and len(sample.lengths) != 1:
+        options["cu_seqlens"] = torch.tensor([0, *sample.lengths], device=sample.q.device).cumsum(0)
+    return chunk_kda(**{"output_final_state": True, **OPTIONS, **sample.tensors(), **options})
 
 
 def ratios(sample: samples.Sample, o, ht, **options) -> tuple[float, float, float]:
