@@ -294,7 +294,7 @@ class Resolver:
 
     def _disk_state(self, feed: Feed) -> str:
         directory = self.client.settings.cache_dir
-        return f"{'no copy' if feed.disk is None else _state(feed.disk)} in {directory or 'no home directory'}"
+        return f"{'no copy found' if feed.disk is None else _state(feed.disk)} in {directory or 'no home directory'}"
 
 
 def _answer(found: Match, layer: Layer, generation: int) -> Answer:

@@ -11,6 +11,10 @@ from http.server import BaseHTTPRequestHandler
 from http.server import ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+from kdatune_kernels.client import Client
+from kdatune_kernels.client import Feed
 from kdatune_kernels.match import Champion
 from kdatune_kernels.snapshot import SCHEMA
 from kdatune_kernels.snapshot import Snapshot
@@ -154,3 +158,18 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "never came true"
         time.sleep(0.005)
+
+
+ClientMaker = Callable[..., Client]
+"""What the fixture make_client gives: make_client(url, **settings)."""
+
+
+def watch(client: Client, gpu: Gpu = H200) -> Feed:
+    """Watch a card and wait for the first poll, which comes by itself."""
+    feed = client.watch(gpu)
+    wait_for(lambda: feed.polls == 1)
+    return feed
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == "kdatune"]

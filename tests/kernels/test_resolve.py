@@ -46,13 +46,6 @@ ResolverMaker = Callable[..., Resolver]
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    running = Service()
-    yield running
-    running.close()
-
-
-@pytest.fixture
 def make_resolver(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[ResolverMaker]:
     """Resolvers with the cache directory and the bundled snapshot of the test, closed at its end."""
     caplog.set_level(logging.INFO, "kdatune")
@@ -418,7 +411,7 @@ def test_explain_when_nothing_is_known(make_resolver: ResolverMaker, tmp_path: P
     assert [layer.used for layer in told] == [False, False, False, True]
     assert [layer.state for layer in told] == [
         "KDATUNE_URL is not set",
-        f"no copy in {tmp_path / 'cache'}",
+        f"no copy found in {tmp_path / 'cache'}",
         "generation 0, 0 champions",
         "nothing is tuned for this card",
     ]
