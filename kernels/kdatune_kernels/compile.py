@@ -65,7 +65,12 @@ def compile_config(
     if isinstance(config, K1Config):
         fn, types, constants, options = _k1_source(config, half, group)
     else:
-        flags = {"HAS_H0": initial_state, "STORE_HT": final_state, "V_FIRST": state_v_first}
+        flags = {
+            "HAS_H0": initial_state,
+            "STORE_HT": final_state,
+            "V_FIRST": state_v_first,
+            "SEGMENTED": config.segments > 1,
+        }
         fn, types, constants, options = _k2_source(config, half, flags, state_bf16)
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
     aligned = {
@@ -128,7 +133,7 @@ def _k1_source(config: K1Config, half: bool, group: int) -> tuple[Any, dict[str,
 
 
 def _k2_source(
-    config: K2Config, half: bool, flags: dict[str, bool], state_bf16: bool
+    config: K2Config, half: bool, flags: dict[str, Any], state_bf16: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
     tile = "fp16" if half else "bf16"
     state = {"h0": "*bf16" if state_bf16 else "*fp32", "ht": "*fp32"}
@@ -137,7 +142,7 @@ def _k2_source(
         from kdatune_kernels.recurrence import recurrence_kernel
 
         types = {"KQ": "*bf16", "KG": f"*{tile}", "AI": f"*{tile}", "DEC": "*fp32", "v": "*bf16", "o": "*bf16", **state}
-        types |= {"spans": "*i32", "v_stride_t": "i32", "NC": "i32", "H": "i32"}
+        types |= {"spans": "*i32", "v_stride_t": "i32", "NC": "i32", "H": "i32", "segments": "i32"}
         constants |= {"BT": CHUNK_TOKENS, "HALF": half, "TRANSPOSED": config.transposed, "STAGES": config.stages_in}
         return recurrence_kernel, types, constants, {"num_warps": config.num_warps}
     import torch
@@ -164,6 +169,7 @@ def _k2_source(
         "spans": "*i32",
         "NC": "i32",
         "H": "i32",
+        "segments": "i32",
     }
     constants |= {
         "STAGES_IN": config.stages_in,

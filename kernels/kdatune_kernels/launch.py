@@ -227,13 +227,13 @@ def chains_call(
         "HAS_H0": p.h0 is not None,
         "STORE_HT": ht is not None,
         "V_FIRST": p.state_v_first,
-        "SEGMENTS": config.segments,
+        "SEGMENTED": config.segments > 1,
     }
     if config.variant == "triton":
         return functools.partial(
             recurrence.recurrence_kernel[grid],
             ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, o, h0_ptr, ht_ptr, tables.spans, p.v.stride(0), tables.chunks, heads,
-            K=K, V=V, BT=CHUNK_TOKENS, BV=config.block_v, HALF=half, TRANSPOSED=config.transposed,
+            config.segments, K=K, V=V, BT=CHUNK_TOKENS, BV=config.block_v, HALF=half, TRANSPOSED=config.transposed,
             STAGES=config.stages_in, num_warps=config.num_warps, **flags,
         )  # fmt: skip
     from kdatune_kernels import recurrence_sm90
@@ -249,11 +249,12 @@ def chains_call(
     register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     return functools.partial(
         recurrence_sm90.recurrence_ws[grid],
-        *descriptors, o, h0_ptr, ht_ptr, tables.spans, tables.chunks, heads,
+        *descriptors, o, h0_ptr, ht_ptr, tables.spans, tables.chunks, heads, config.segments,
         K=K, V=V, BV=config.block_v, STAGES_IN=config.stages_in, STAGES_OUT=config.stages_out,
         CONSUMERS=config.consumers, LOAD_WARPS=config.load_warps, STORE_WARPS=config.store_warps,
         CONSUMER_REGS=config.consumer_regs, LOAD_REGS=config.load_regs, STORE_REGS=config.store_regs,
-        DEFER=config.defer_store, DECAY_AT=config.decay_position, num_warps=config.num_warps, **flags, **register_cap,
+        DEFER=config.defer_store, DECAY_AT=config.decay_position, num_warps=config.num_warps, launch_pdl=config.segments > 1,
+        **flags, **register_cap,
     )  # fmt: skip
 
 

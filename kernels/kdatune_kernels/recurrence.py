@@ -11,16 +11,17 @@ from kdatune_kernels.numerics import dot
 from kdatune_kernels.numerics import narrow
 
 
-@triton.jit(do_not_specialize=["H", "NC"])
+@triton.jit(do_not_specialize=["H", "NC", "segments"])
 def recurrence_kernel(
-    KQ, KG, AI, DEC, v, o, h0, ht, spans, v_stride_t, NC, H,
+    KQ, KG, AI, DEC, v, o, h0, ht, spans, v_stride_t, NC, H, segments,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, HAS_H0: tl.constexpr, STORE_HT: tl.constexpr,
-    V_FIRST: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, STAGES: tl.constexpr,
+    V_FIRST: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, STAGES: tl.constexpr, SEGMENTED: tl.constexpr,
 ):  # fmt: skip
     """Run o and the final state of every chain from the tiles that K1 wrote.
 
     v: tokens x H x V, token stride in elements, heads packed; o: the same, packed. h0, ht: [N, H, K, V], or [N, H, V, K]
-    if V_FIRST. spans: [N, 4] int32, a row (first token, end token, first chunk, end chunk).
+    if V_FIRST. spans: [N, 4] int32, a row (first token, end token, first chunk, end chunk). If SEGMENTED, every `segments`
+    spans are one sequence: ht has N / segments rows, of each sequence's last span.
     """
     TILE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     UNSCALE: tl.constexpr = 1.0 / AI_SCALE if HALF else 1.0
@@ -76,4 +77,7 @@ def recurrence_kernel(
         where_o = ((bos + token) * H + h)[:, None] * V + val[None, :]
         tl.store(o + where_o, narrow(out, o.dtype.element_ty), mask=(token < T)[:, None])
     if STORE_HT:
-        tl.store(ht + state, S)
+        if not SEGMENTED:
+            tl.store(ht + state, S)
+        elif n % segments == segments - 1:
+            tl.store(ht + ((n // segments - n).to(tl.int64) * H * (K * V) + state), S)

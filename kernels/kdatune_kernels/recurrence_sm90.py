@@ -25,6 +25,20 @@ from kdatune_kernels.prepare_sm90 import tma_store
 
 
 @gluon.jit
+def let_next_start():
+    """The next launch, if it asked for that, may be scheduled now; what it reads it still has to wait for."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def wait_for_previous():
+    """Wait until the launch before has ended and its writes are visible; nothing to do if it had to end anyway."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _advance(slot, phase, DEPTH: gl.constexpr):
     slot += 1
     if slot == DEPTH:
@@ -93,10 +107,10 @@ def _hand_over(out, o_s, ready, slot, FIRST: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def _mma_partition(
-    kq_s, kr_s, ai_s, dec_s, v_s, full, empty, o_s, ready, spent, h0_ptr, ht_ptr, chunks, tokens, state0, value0,
+    kq_s, kr_s, ai_s, dec_s, v_s, full, empty, o_s, ready, spent, h0_ptr, ht_ptr, chunks, tokens, state0, value0, ends,
     K: gl.constexpr, V: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, STAGES_IN: gl.constexpr,
     STAGES_OUT: gl.constexpr, HAS_H0: gl.constexpr, STORE_HT: gl.constexpr, V_FIRST: gl.constexpr,
-    DEFER: gl.constexpr, DECAY_AT: gl.constexpr, WARPS: gl.constexpr,
+    DEFER: gl.constexpr, DECAY_AT: gl.constexpr, SEGMENTED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Carry ROWS rows of the CTA's state tile, from row FIRST on."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, K, 16])
@@ -173,22 +187,29 @@ def _mma_partition(
             mbarrier.wait(spent.index(oslot), ophase)
             _hand_over(out, o_s, ready, oslot, FIRST, ROWS)
     if STORE_HT:
-        gl.store(ht_ptr + at, S)
+        if SEGMENTED:
+            if ends:
+                gl.store(ht_ptr + at, S)
+        else:
+            gl.store(ht_ptr + at, S)
 
 
-@gluon.jit(do_not_specialize=["H", "NC"])
+@gluon.jit(do_not_specialize=["H", "NC", "segments"])
 def recurrence_ws(
-    kq_d, kr_d, ai_d, dec_d, v_d, o_d, o_ptr, h0_ptr, ht_ptr, spans, NC, H,
+    kq_d, kr_d, ai_d, dec_d, v_d, o_d, o_ptr, h0_ptr, ht_ptr, spans, NC, H, segments,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, STAGES_IN: gl.constexpr, STAGES_OUT: gl.constexpr,
     CONSUMERS: gl.constexpr, LOAD_WARPS: gl.constexpr, STORE_WARPS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
     LOAD_REGS: gl.constexpr, STORE_REGS: gl.constexpr, DEFER: gl.constexpr, DECAY_AT: gl.constexpr,
-    HAS_H0: gl.constexpr, STORE_HT: gl.constexpr, V_FIRST: gl.constexpr, num_warps: gl.constexpr,
+    HAS_H0: gl.constexpr, STORE_HT: gl.constexpr, V_FIRST: gl.constexpr, SEGMENTED: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """As `recurrence.recurrence_kernel`, the tiles, v and o by TMA.
 
     kq_d .. o_d: descriptors with boxes [32, K], [16, K], [32, 16], [1, K], [16, BV], [16, BV].
     """
     blocks: gl.constexpr = V // BV
+    if SEGMENTED:  # launched ahead of the end of pass B
+        wait_for_previous()
     pid = gl.program_id(0)
     chain = pid // blocks
     value0 = pid % blocks * BV
@@ -202,6 +223,9 @@ def recurrence_ws(
     tile0 = h * NC + first
     column = h * V + value0
     state0 = chain.to(gl.int64) * (K * V)
+    ends = n % segments == segments - 1
+    if SEGMENTED:
+        ht_ptr += (n // segments - n).to(gl.int64) * H * (K * V)  # rows of ht are sequences
 
     kq_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_IN, 32, K], kq_d.layout)
     kr_s = gl.allocate_shared_memory(kr_d.dtype, [STAGES_IN, 16, K], kr_d.layout)
@@ -228,8 +252,8 @@ def recurrence_ws(
     if CONSUMERS == 1:
         gl.warp_specialize([
             (_mma_partition, (kq_s, kr_s, ai_s, dec_s, v_s, full, empty, o_s, ready, spent, h0_ptr, ht_ptr, chunks, tokens,
-                              state0, value0, K, V, 0, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST, DEFER,
-                              DECAY_AT, num_warps)),
+                              state0, value0, ends, K, V, 0, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST,
+                              DEFER, DECAY_AT, SEGMENTED, num_warps)),
             (_load_partition, (kq_d, kr_d, ai_d, dec_d, v_d, kq_s, kr_s, ai_s, dec_s, v_s, full, empty, tile0, chunks,
                                token0, column, TILE_BYTES, STAGES_IN)),
             (_store_partition, (o_d, o_ptr, o_s, ready, spent, chunks, whole, tokens, token0, column, H * V, BV,
@@ -238,11 +262,11 @@ def recurrence_ws(
     else:
         gl.warp_specialize([
             (_mma_partition, (kq_s, kr_s, ai_s, dec_s, v_s, full, empty, o_s, ready, spent, h0_ptr, ht_ptr, chunks, tokens,
-                              state0, value0, K, V, 0, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST, DEFER,
-                              DECAY_AT, num_warps)),
+                              state0, value0, ends, K, V, 0, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST,
+                              DEFER, DECAY_AT, SEGMENTED, num_warps)),
             (_mma_partition, (kq_s, kr_s, ai_s, dec_s, v_s, full, empty, o_s, ready, spent, h0_ptr, ht_ptr, chunks, tokens,
-                              state0, value0, K, V, ROWS, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST, DEFER,
-                              DECAY_AT, num_warps)),
+                              state0, value0, ends, K, V, ROWS, ROWS, STAGES_IN, STAGES_OUT, HAS_H0, STORE_HT, V_FIRST,
+                              DEFER, DECAY_AT, SEGMENTED, num_warps)),
             (_load_partition, (kq_d, kr_d, ai_d, dec_d, v_d, kq_s, kr_s, ai_s, dec_s, v_s, full, empty, tile0, chunks,
                                token0, column, TILE_BYTES, STAGES_IN)),
             (_store_partition, (o_d, o_ptr, o_s, ready, spent, chunks, whole, tokens, token0, column, H * V, BV,
