@@ -41,6 +41,13 @@ class Settings(BaseSettings):
     )
     paired_rounds: int = Field(default=15, ge=3, description="A B rounds of a paired run")
 
+    # Profiles
+    ncu: str | None = Field(
+        default=None, description="the Nsight Compute program; none: on the PATH or where it is usual"
+    )
+    profile_timeout_s: float = Field(default=120.0, gt=0, description="a profile run that takes longer is ended")
+    reports_dir: str = Field(default="kdatune-reports", description="folder of the profiler reports that are kept")
+
     # Nightly
     nightly_budget_s: float = Field(default=7200.0, gt=0, description="wall-clock budget of one nightly run")
     drift_pct: float = Field(

@@ -241,7 +241,10 @@ class PromotionModel(Base):
 
 
 class ProfileModel(Base):
-    """Hardware counters of one stage of a measured config, or why there are none. Unavailable is never 0."""
+    """Hardware counters of one stage of a measured config, or why there are none. Unavailable is never 0.
+
+    report_file: the kept report's name in the reports folder (settings.reports_dir), where one was asked for.
+    """
 
     __tablename__ = "profile"
     __table_args__ = (
@@ -260,6 +263,8 @@ class ProfileModel(Base):
     barrier_stall_per_issue: Mapped[float | None]
     counters: Mapped[dict[str, Any] | None]
     ncu_version: Mapped[str | None]
+    driver: Mapped[str | None]
+    report_file: Mapped[str | None]
     unavailable_reason: Mapped[str | None]
     profiled_at: Mapped[datetime]
 

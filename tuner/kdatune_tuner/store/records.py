@@ -154,7 +154,8 @@ class GpuRow:
 class NewProfile:
     """Counters of one stage of one measured config, or the reason why there are none. Unavailable is never 0.
 
-    counters maps a metric name to {"value": number, "unit": text}.
+    counters maps a metric name to {"value": number, "unit": text}. report_file is the kept report's name in the reports
+    folder, where one was asked for.
     """
 
     measurement_id: int
@@ -163,6 +164,8 @@ class NewProfile:
     issue_active_pct: float | None = None
     barrier_stall_per_issue: float | None = None
     ncu_version: str | None = None
+    driver: str | None = None
+    report_file: str | None = None
     unavailable_reason: str | None = None
     profiled_at: datetime = field(default_factory=utc_now)
 
