@@ -59,7 +59,7 @@ class View:
     def __init__(self, gpu: Gpu, generation: int, served: Sequence[Champion], others: Sequence[Champion]) -> None:
         self.gpu = gpu
         self.generation = generation
-        self._served = served
+        self.served = tuple(served)
         self._others = others
         self._snapshot: Document | None = None
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class View:
         """Write the snapshot document down, plain and compressed, once."""
         with self._lock:
             if self._snapshot is None:
-                data = dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation, tuple(self._served)))
+                data = dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation, self.served))
                 body = json.dumps(data, separators=(",", ":")).encode()
                 self._snapshot = document(self.generation, body, compress=True)
             return self._snapshot

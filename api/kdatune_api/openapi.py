@@ -1,5 +1,7 @@
 """The OpenAPI document, in which every error is a problem document, and the page that shows it without a script."""
 
+import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,3 +111,14 @@ def _type_of(schema: Json) -> str:
     if schema.get("type") == "array":
         return f"list of {_type_of(schema.get('items', {}))}"
     return str(schema.get("type", "any"))
+
+
+def main() -> None:
+    """Print the OpenAPI document, to accept a change of the contract."""
+    from kdatune_api.app import create_app
+
+    sys.stdout.write(json.dumps(create_app().openapi(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The champions in memory: never another answer than match.find, never an error while something is known."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from kdatune_api import champions as champions_module
+from kdatune_api.caching import document
+from kdatune_api.champions import MANY_CHAMPIONS
+from kdatune_api.champions import MAX_ANSWERS
+from kdatune_api.champions import MAX_VIEWS
+from kdatune_api.champions import Answer
+from kdatune_api.champions import ChampionCache
+from kdatune_api.champions import ChampionIndex
+from kdatune_api.metrics import Metrics
+from kdatune_kernels.errors import StoreError
+from kdatune_kernels.match import Champion
+from kdatune_kernels.match import find
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import KNOWN_GPUS
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import gpu_of
+from kdatune_kernels.spec import shape_of
+from kdatune_kernels.spec import to_json
+
+H200 = KNOWN_GPUS["NVIDIA H200"]
+GPUS = [
+    H200,
+    replace(H200, memory_bytes=1 << 37),  # the same card, as another driver reports it
+    KNOWN_GPUS["NVIDIA H800"],
+    KNOWN_GPUS["NVIDIA H20"],
+    KNOWN_GPUS["NVIDIA A100-SXM4-80GB"],
+    gpu_of("NVIDIA H200", "9.0", 66),
+]
+SHAPES = st.builds(
+    shape_of,
+    N=st.sampled_from([1, 2, 4]),
+    H=st.sampled_from([8, 96]),
+    T=st.sampled_from([4096, 8000, 8192]),
+    K=st.sampled_from([64, 128]),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    varlen=st.booleans(),
+    initial_state=st.booleans(),
+)
+CONFIGS = [
+    LaunchConfig(K1Config(), K2Config()),
+    LaunchConfig(K1Config(num_warps=4), K2Config(block_v=128)),
+    LaunchConfig(K1Config(), K2Config(block_v=7)),  # config_ok refuses it
+]
+FOUND = st.lists(
+    st.tuples(st.sampled_from(GPUS), SHAPES, st.sampled_from(CONFIGS)), max_size=12, unique_by=lambda found: found[:2]
+)
+
+
+def champion_list(found):
+    return [Champion(*one, generation=i + 1, measured_us=1.0, default_us=2.0) for i, one in enumerate(found)]
+
+
+@given(FOUND, SHAPES, st.sampled_from(GPUS))
+@settings(max_examples=400, deadline=None)
+def test_the_index_answers_what_match_find_answers(found, shape, gpu):
+    champions = champion_list(found)
+    index = ChampionIndex(99, champions, GPUS)
+    assert index.view(gpu).find(shape) == find(reversed(champions), shape, gpu)
+
+
+@given(FOUND, st.sampled_from(GPUS))
+@settings(max_examples=100, deadline=None)
+def test_a_view_holds_what_may_be_served_newest_first(found, gpu):
+    champions = champion_list(found)
+    view = ChampionIndex(99, champions, GPUS).view(gpu)
+    served = [c for c in reversed(champions) if gpu.sameness(c.gpu) in ("exact", "silicon")]
+    assert view.served == tuple(served)
+
+
+def test_an_exact_hit_looks_at_its_own_champions_only(monkeypatch):
+    shapes = [shape_of(1, 8, tokens) for tokens in range(1, 10_001)]
+    index = ChampionIndex(1, champion_list((H200, shape, CONFIGS[0]) for shape in shapes), [H200])
+    looked_at = []
+
+    def counting(champions, shape, gpu):
+        champions = list(champions)
+        looked_at.append(len(champions))
+        return find(champions, shape, gpu)
+
+    monkeypatch.setattr(champions_module, "find", counting)
+    view = index.view(H200)
+    assert view.find(shapes[5000]).match == "exact"
+    assert looked_at == [1]
+    assert not view.is_slow(shapes[5000])
+    # another dtype has no champions: only the one that tells how near the card is
+    other = replace(shapes[5000], dtype="fp16")
+    assert (view.find(other).match, view.find(other).gpu_level) == ("default", "exact")
+    assert looked_at == [1, 1, 1]
+    assert not view.is_slow(other)
+    assert view.is_slow(shape_of(2, 8, 5000))
+    assert len(shapes) > MANY_CHAMPIONS
+
+
+def test_what_is_remembered_is_bounded():
+    index = ChampionIndex(1, champion_list([(H200, shape_of(1, 8, 64), CONFIGS[0])]), [H200])
+    answer = Answer(document(1, b"{}"), "exact")
+    for i in range(MAX_ANSWERS + 5):
+        index.remember(b"%d" % i, answer)
+    assert 0 < len(index.answers) <= MAX_ANSWERS
+    for sms in range(1, 3 * MAX_VIEWS):
+        index.view(gpu_of("made up", "9.0", sms))
+    assert len(index._views) <= MAX_VIEWS
+    assert index.view(H200).find(shape_of(1, 8, 64)).match == "exact"
+
+
+def test_the_last_known_champions_are_served_while_the_database_fails(engine, shelf, caplog):
+    broken = False
+
+    def open_or_fail():
+        if broken:
+            raise StoreError("the disk is gone")
+        return engine
+
+    champions = ChampionCache(open_or_fail, Metrics(), 0.0)
+    stored = shelf.promote()
+    try:
+        before = asyncio.run(champions.current())
+        assert before.generation == stored.generation
+        broken = True
+        for _ in range(3):
+            assert asyncio.run(champions.current()) is before
+        assert [r.getMessage() for r in caplog.records if "disk is gone" in r.getMessage()] == [
+            "the database fails, generation 1 can be served: the disk is gone"
+        ]
+        broken = False
+        assert asyncio.run(champions.current()) is before
+        shelf.promote(median_us=600.0)
+        assert asyncio.run(champions.current()).generation == 2
+    finally:
+        champions.close()
+
+
+def test_without_anything_known_the_error_comes_through(tmp_path):
+    def fail():
+        raise StoreError("no database")
+
+    champions = ChampionCache(fail, Metrics(), 3600.0)
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="no database"):
+                asyncio.run(champions.current())
+    finally:
+        champions.close()
+
+
+def test_a_database_that_hangs_does_not_hang_the_answers(engine, shelf):
+    hang = threading.Event()
+    hang.set()
+
+    def open_slowly():
+        hang.wait(60)
+        return engine
+
+    champions = ChampionCache(open_slowly, Metrics(), 0.0)
+    shelf.promote()
+    try:
+        before = asyncio.run(champions.current())
+        hang.clear()
+        shelf.promote(median_us=600.0)
+        assert asyncio.run(champions.current()) is before
+        hang.set()
+        assert asyncio.run(champions.current()).generation == 2
+    finally:
+        hang.set()
+        champions.close()
+
+
+def test_many_at_once_see_generations_that_only_grow(client, shelf, helpers):
+    """Eight threads ask while promotions are made: no error, no step back, and in the end the last one."""
+    params = helpers.query(helpers.SHAPE, "NVIDIA H200")
+    done = threading.Event()
+
+    def ask():
+        seen = []
+        while not done.is_set():
+            for url, query in (
+                ("/v1/configs/resolve", params),
+                ("/v1/snapshots/NVIDIA%20H200", {}),
+                ("/v1/promotions", {}),
+            ):
+                response = client.get(url, params=query)
+                assert response.status_code == 200, response.text
+            body = client.get("/v1/configs/resolve", params=params).json()
+            if body["provenance"]:
+                assert body["measured_us"] == 1000.0 - body["provenance"]["generation"]
+            seen.append(body["generation"])
+        assert seen == sorted(seen)
+        return len(seen)
+
+    with ThreadPoolExecutor(8) as threads:
+        asking = [threads.submit(ask) for _ in range(8)]
+        try:
+            for i in range(1, 16):
+                shelf.promote(median_us=1000.0 - i)
+        finally:
+            done.set()
+        assert all(future.result() > 0 for future in asking)
+    assert client.get("/v1/configs/resolve", params=params).json()["generation"] == 15
+
+
+def test_a_poisoned_row_does_not_stop_the_others(client, shelf, helpers):
+    shelf.promote()
+    shelf.promote(replace(helpers.SHAPE, H=8, HV=8))
+    with shelf.engine.begin() as connection:
+        connection.execute(text("UPDATE promotion SET config_json = '{\"k1\": 5}' WHERE generation = 2"))
+    assert len(client.get("/v1/snapshots/NVIDIA H200").json()["champions"]) == 1
+    body = client.get("/v1/configs/resolve", params=helpers.query(helpers.SHAPE, "NVIDIA H200")).json()
+    assert body["match"] == "exact"
+
+
+def test_the_default_is_always_there(client, helpers):
+    for gpu in KNOWN_GPUS.values():
+        body = client.get("/v1/configs/resolve", params=helpers.query(helpers.SHAPE, gpu.name)).json()
+        assert body["config"] == to_json(default_config(helpers.SHAPE, gpu))
