@@ -164,20 +164,22 @@ def _launch_given(call: _Call, config: LaunchConfig, key: tuple[Any, ...]) -> No
 
 
 def _launch_resolved(call: _Call, key: tuple[Any, ...], capturing: bool) -> None:
-    """Launch with the resolved config; one that fails is quarantined and the default runs in its place."""
+    """Launch with the resolved config; one that fails is quarantined and the next safer one runs in its place."""
     config = launcher.lookup(key)
     if config is None:
         config = launcher.resolve_slow(key, _shape(*key[1:]), _gpu(key[0]), capturing=capturing)
-    try:
-        _run(call, config)
-    except Exception as error:
-        card = _gpu(key[0])
-        instead = None
-        if card is not None and launch.outcome_of(error) is not None:
-            instead = launcher.quarantine(config, _shape(*key[1:]), card, f"{type(error).__name__}: {error}")
-        if instead is None:
-            raise
-        _run(call, instead)
+    while True:
+        try:
+            return _run(call, config)
+        except Exception as error:
+            card = _gpu(key[0])
+            instead = None
+            if card is not None and launch.outcome_of(error) is not None:
+                reason = f"{type(error).__name__}: {error}"
+                instead = launcher.quarantine(config, _shape(*key[1:]), card, reason)
+            if instead is None:
+                raise
+            config = instead
 
 
 def _shape(

@@ -1,0 +1,24 @@
+"""Compile configs for cards that are not here and print their resources as JSON; run as a program, without the interpreter."""
+
+import dataclasses
+import json
+import sys
+
+from kdatune_kernels.compile import compile_config
+from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import from_json
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        kind = K1Config if request["kernel"] == "k1" else K2Config
+        resources = compile_config(
+            from_json(kind, request["config"]), compute_capability=request["cc"], half=request["half"]
+        )
+        print(json.dumps(dataclasses.asdict(resources)), flush=True)  # noqa: T201  the program's answer
+
+
+if __name__ == "__main__":
+    main()
