@@ -43,6 +43,8 @@ from kdatune_tuner.store.queries import gpus
 log = logging.getLogger("kdatune.api")
 
 CHECK_EVERY_SECONDS = 0.2
+# While one request looks at the database, the others are answered from memory for this long.
+STALE_SECONDS = 0.7
 # A database that hangs must not hang the answers that are in memory already.
 PATIENCE_SECONDS = 0.3
 # match.find looks at one in 2.5 us: a thousand take a few milliseconds.
@@ -181,7 +183,7 @@ class ChampionCache:
         self._metrics = metrics
         self._every = check_every_seconds
         self._index: ChampionIndex | None = None
-        self._checked_at = -math.inf
+        self._asked_at = self._checked_at = -math.inf
         self._checking: Future[ChampionIndex] | None = None
         self._failing = False
         self._lock = threading.Lock()
@@ -206,16 +208,19 @@ class ChampionCache:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _ask(self) -> ChampionIndex:
-        known = self._index
         with self._lock:
+            known, mine = self._index, self._checking is None
             if self._checking is None:
                 self._checking = self._thread.submit(self._check)
-            checking = self._checking
+                self._asked_at = time.monotonic()
+            checking, patience = self._checking, self._asked_at + PATIENCE_SECONDS - time.monotonic()
+        if known is not None and not mine and time.monotonic() - self._checked_at < STALE_SECONDS:
+            return known
         waiting = asyncio.wrap_future(checking)
         waiting.add_done_callback(_retrieve)
         if known is None:
             return await asyncio.shield(waiting)
-        await asyncio.wait({waiting}, timeout=PATIENCE_SECONDS)
+        await asyncio.wait({waiting}, timeout=max(0.0, patience))
         if waiting.done() and waiting.exception() is None:
             return waiting.result()
         return known
@@ -229,6 +234,9 @@ class ChampionCache:
                 known = "nothing" if self._index is None else f"generation {self._index.generation}"
                 log.warning("the database fails, %s can be served: %s", known, error)
             self._failing = True
+            raise
+        except Exception:
+            log.exception("a fault while the champions were read; what is known is served")
             raise
         else:
             if self._failing:

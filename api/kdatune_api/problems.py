@@ -18,7 +18,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
@@ -238,10 +237,9 @@ async def _on_store(request: Request, error: Exception) -> Response:
     return problem_response(request, UNAVAILABLE, str(error))
 
 
-async def _on_driver(request: Request, error: Exception) -> Response:
-    """A driver error that no query expected. Its text names hosts and statements: it goes to the log only."""
-    log.warning("database unavailable: %s: %s", type(error).__name__, str(error).splitlines()[0])
-    return problem_response(request, UNAVAILABLE, "the database does not answer; its error is in the service's log")
+async def _on_busy(request: Request, error: Exception) -> Response:
+    log.warning("no database connection is free: %s", error)
+    return problem_response(request, UNAVAILABLE, "every database connection is in use; try again")
 
 
 def install_problem_handlers(app: FastAPI) -> None:
@@ -250,5 +248,4 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(StoreError, _on_store)
-    app.add_exception_handler(PoolTimeoutError, _on_driver)
-    app.add_exception_handler(DBAPIError, _on_driver)
+    app.add_exception_handler(PoolTimeoutError, _on_busy)

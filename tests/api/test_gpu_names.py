@@ -1,6 +1,7 @@
 """Which card is meant by a name, and how near the tuned one is."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -28,27 +29,27 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("name", LEVELS)
-def test_every_answer_says_its_level(client, shelf, name):
+def test_every_answer_says_its_level(client, shelf):
     tuned = shelf.promote()
-    body = client.get(URL, params={"gpu": name, **PARAMS}).json()
-    assert (body["match"], body["gpu_level"]) == LEVELS[name]
-    assert body["requested"]["gpu"]["name"] == name
-    served = client.get(f"/v1/snapshots/{name}").json()["champions"]
-    if body["match"] == "exact":
-        assert body["config"] == to_json(tuned.config)
-        assert body["provenance"]["gpu"]["name"] == "NVIDIA H200"
-        assert [c["config"] for c in served] == [to_json(tuned.config)]
-    else:
-        assert body["provenance"] is None
-        assert served == []
+    for name, expected in LEVELS.items():
+        body = client.get(URL, params={"gpu": name, **PARAMS}).json()
+        assert (body["match"], body["gpu_level"]) == expected, name
+        assert body["requested"]["gpu"]["name"] == name
+        served = client.get(f"/v1/snapshots/{name}").json()["champions"]
+        if body["match"] == "exact":
+            assert body["config"] == to_json(tuned.config)
+            assert body["provenance"]["gpu"]["name"] == "NVIDIA H200"
+            assert [c["config"] for c in served] == [to_json(tuned.config)]
+        else:
+            assert body["provenance"] is None
+            assert served == []
 
 
-@pytest.mark.parametrize("facts", [{}, {"sm_count": 78}, {"sm_count": 78, "compute_capability": "9.0"}], ids=str)
-def test_an_h20_never_gets_an_h200_config(client, shelf, helpers, facts):
+def test_an_h20_never_gets_an_h200_config(client, shelf, helpers):
     for config, tokens in zip(helpers.configs_for(helpers.SHAPE, helpers.H200, 6), range(6), strict=True):
         shelf.promote(dataclasses.replace(helpers.SHAPE, T=8192 + 16 * tokens), config)
-    for tokens in (8192, 8192 + 16, 8000, 4096):
+    facts_given = ({}, {"sm_count": 78}, {"sm_count": 78, "compute_capability": "9.0"})
+    for tokens, facts in itertools.product((8192, 8192 + 16, 8000, 4096), facts_given):
         body = client.get(URL, params={"gpu": "NVIDIA H20", **PARAMS, "T": tokens, **facts}).json()
         assert (body["match"], body["gpu_level"], body["provenance"]) == ("default", "family", None)
 
@@ -76,32 +77,32 @@ def test_the_same_card_goes_before_the_same_silicon(client, shelf, helpers):
 
 @pytest.mark.parametrize("name", ["A/B", "A%2FB", "..", "nvidia h200", "NVIDIA H2000", "né", "' OR 1=1 --", "{gpu}"])
 @pytest.mark.parametrize("path", ["resolve", "snapshot"])
-def test_an_unknown_name_is_a_404_that_says_what_to_give(client, is_problem, name, path):
+def test_an_unknown_name_is_a_404_that_says_what_to_give(local, is_problem, name, path):
     if path == "resolve":
-        response = client.get(URL, params={"gpu": name, **PARAMS})
+        response = local.get(URL, params={"gpu": name, **PARAMS})
     else:
-        response = client.get("/v1/snapshots/" + name.replace("%", "%25").replace("..", "%2E%2E").replace(" ", "%20"))
+        response = local.get("/v1/snapshots/" + name.replace("%", "%25").replace("..", "%2E%2E").replace(" ", "%20"))
     problem = is_problem(response, 404, "unknown-gpu")
     assert "sm_count" in problem["detail"]
     assert "compute_capability" in problem["detail"]
 
 
-def test_a_near_miss_is_helped(client, is_problem):
-    response = client.get(URL, params={"gpu": "nvidia h200", **PARAMS})
+def test_a_near_miss_is_helped(local, is_problem):
+    response = local.get(URL, params={"gpu": "nvidia h200", **PARAMS})
     assert "did you mean NVIDIA H200" in is_problem(response, 404, "unknown-gpu")["detail"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "x" * 500, "a\x00b", "a\tb", "a\u202eb"], ids=repr)
-def test_a_name_that_is_no_name_is_a_422(client, is_problem, name):
-    problem = is_problem(client.get(URL, params={"gpu": name, **PARAMS}), 422, "invalid-request")
+def test_a_name_that_is_no_name_is_a_422(local, is_problem, name):
+    problem = is_problem(local.get(URL, params={"gpu": name, **PARAMS}), 422, "invalid-request")
     assert [e["parameter"] for e in problem["errors"]] == ["gpu"]
     quoted = "".join(f"%{byte:02X}" for byte in name.encode())
-    problem = is_problem(client.get(f"/v1/snapshots/{quoted}"), 422, "invalid-request")
+    problem = is_problem(local.get(f"/v1/snapshots/{quoted}"), 422, "invalid-request")
     assert [e["parameter"] for e in problem["errors"]] == ["gpu"]
 
 
-def test_a_long_name_that_is_a_name_is_looked_up(client, is_problem):
-    is_problem(client.get(URL, params={"gpu": "x" * 200, **PARAMS}), 404, "unknown-gpu")
+def test_a_long_name_that_is_a_name_is_looked_up(local, is_problem):
+    is_problem(local.get(URL, params={"gpu": "x" * 200, **PARAMS}), 404, "unknown-gpu")
 
 
 def test_an_unknown_card_is_served_by_its_silicon(client, shelf):
@@ -117,16 +118,16 @@ def test_an_unknown_card_is_served_by_its_silicon(client, shelf):
 
 
 @pytest.mark.parametrize("facts", [{"sm_count": 132}, {"compute_capability": "9.0"}], ids=str)
-def test_half_of_the_facts_is_not_enough(client, is_problem, facts):
-    is_problem(client.get(URL, params={"gpu": "Unheard Of", **PARAMS, **facts}), 404, "unknown-gpu")
+def test_half_of_the_facts_is_not_enough(local, is_problem, facts):
+    is_problem(local.get(URL, params={"gpu": "Unheard Of", **PARAMS, **facts}), 404, "unknown-gpu")
 
 
 @pytest.mark.parametrize(
     "facts", [{"sm_count": 132}, {"compute_capability": "8.0"}, {"sm_count": 132, "compute_capability": "9.0"}], ids=str
 )
-def test_facts_that_contradict_the_name_are_refused(client, shelf, is_problem, facts):
-    shelf.promote()
-    problem = is_problem(client.get(URL, params={"gpu": "NVIDIA H20", **PARAMS, **facts}), 422, "invalid-request")
+def test_facts_that_contradict_the_name_are_refused(local, local_shelf, is_problem, facts):
+    local_shelf.promote()
+    problem = is_problem(local.get(URL, params={"gpu": "NVIDIA H20", **PARAMS, **facts}), 422, "invalid-request")
     wrong = "sm_count" if "sm_count" in facts else "compute_capability"
     assert [e["parameter"] for e in problem["errors"]] == [wrong]
     assert "NVIDIA H20 has" in problem["errors"][0]["detail"]

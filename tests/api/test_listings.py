@@ -35,11 +35,11 @@ def items(client, path, **params):
     return body["items"]
 
 
-@pytest.mark.parametrize("path", MODELS)
-def test_an_empty_store_has_one_empty_page(client, path):
-    response = client.get(path)
-    assert response.json() == {"items": [], "next_cursor": None}
-    assert response.headers["cache-control"] == "no-store"
+def test_an_empty_store_has_one_empty_page(client):
+    for path in MODELS:
+        response = client.get(path)
+        assert response.json() == {"items": [], "next_cursor": None}
+        assert response.headers["cache-control"] == "no-store"
 
 
 def test_measurements_say_what_was_measured(client, shelf, helpers):
@@ -97,10 +97,15 @@ def test_filters_are_all_applied(client, shelf, helpers):
     assert found(run_id=2_000_000_000) == set()
 
 
-@pytest.mark.parametrize("order", ["newest", "oldest"])
-@pytest.mark.parametrize("limit", [1, 3, 7, 500])
-def test_pages_hold_every_row_once(client, shelf, order, limit):
+def test_pages_hold_every_row_once(client, shelf):
     ids = [shelf.measure() for _ in range(7)]
+    for limit in (1, 3, 7, 500):
+        assert walk(client, limit, "oldest") == (ids, -(-7 // limit))
+        assert walk(client, limit, "newest") == (ids[::-1], -(-7 // limit))
+
+
+def walk(client, limit, order):
+    """The ids of all pages, and how many pages there were."""
     seen, cursor, pages = [], None, 0
     while True:
         params = {"limit": limit, "order": order} | ({"cursor": cursor} if cursor else {})
@@ -109,9 +114,7 @@ def test_pages_hold_every_row_once(client, shelf, order, limit):
         seen += [item["id"] for item in body["items"]]
         pages, cursor = pages + 1, body["next_cursor"]
         if cursor is None:
-            break
-    assert seen == (ids if order == "oldest" else ids[::-1])
-    assert pages == -(-7 // limit)
+            return seen, pages
 
 
 def test_a_row_added_between_two_pages_repeats_nothing(client, shelf):

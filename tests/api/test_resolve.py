@@ -16,7 +16,6 @@ from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import shape_of
@@ -67,41 +66,39 @@ def test_nothing_tuned_gives_the_default(client, helpers):
     assert body["requested"]["gpu_source"] == "known"
 
 
-@pytest.mark.parametrize(
-    ("asked", "match"),
-    [
-        (shape_of(1, 96, 8192), "exact"),
-        (shape_of(1, 96, 8000), "bucket"),
-        (shape_of(1, 64, 8192), "nearest"),
-        (shape_of(1, 96, 16384), "nearest"),
-        (shape_of(1, 96, 8192, initial_state=False), "nearest"),
-        (shape_of(1, 8, 256), "default"),
-        (shape_of(1, 96, 8192, dtype="fp16"), "default"),
-        (shape_of(1, 96, 8192, K=64), "default"),
-    ],
-    ids=lambda value: value.key() if isinstance(value, Shape) else value,
-)
-def test_the_answer_is_that_of_match_find(client, shelf, helpers, asked, match):
-    for shape, config in zip(
-        (helpers.SHAPE, shape_of(4, 32, 65536)), helpers.configs_for(helpers.SHAPE, helpers.H200, 2), strict=True
-    ):
+MATCHES = {
+    shape_of(1, 96, 8192): "exact",
+    shape_of(1, 96, 8000): "bucket",
+    shape_of(1, 64, 8192): "nearest",
+    shape_of(1, 96, 16384): "nearest",
+    shape_of(1, 96, 8192, initial_state=False): "nearest",
+    shape_of(1, 8, 256): "default",
+    shape_of(1, 96, 8192, dtype="fp16"): "default",
+    shape_of(1, 96, 8192, K=64): "default",
+}
+
+
+def test_the_answer_is_that_of_match_find(client, shelf, helpers):
+    configs = helpers.configs_for(helpers.SHAPE, helpers.H200, 2)
+    for shape, config in zip((helpers.SHAPE, shape_of(4, 32, 65536)), configs, strict=True):
         shelf.promote(shape, config)
-    with reading(shelf.engine) as s:
-        expected = find(champions(s), asked, helpers.H200)
-    body = client.get(URL, params=helpers.query(asked, "NVIDIA H200")).json()
-    strict(body)
-    assert body["match"] == match == expected.match
-    assert body["config"] == to_json(expected.config)
-    assert body["reason"] == expected.reason
-    assert body["gpu_level"] == expected.gpu_level
-    assert body["requested"]["shape"] == to_json(asked)
-    assert body["provenance"] is None or body["provenance"]["shape"] == to_json(expected.champion.shape)
+    for asked, match in MATCHES.items():
+        with reading(shelf.engine) as s:
+            expected = find(champions(s), asked, helpers.H200)
+        body = client.get(URL, params=helpers.query(asked, "NVIDIA H200")).json()
+        strict(body)
+        assert body["match"] == match == expected.match, asked.key()
+        assert body["config"] == to_json(expected.config)
+        assert body["reason"] == expected.reason
+        assert body["gpu_level"] == expected.gpu_level
+        assert body["requested"]["shape"] == to_json(asked)
+        assert body["provenance"] is None or body["provenance"]["shape"] == to_json(expected.champion.shape)
 
 
-def test_hv_is_h_unless_given(client):
-    asked = client.get(URL, params={"gpu": "NVIDIA H200", "N": 1, "H": 8, "T": 64}).json()["requested"]
+def test_hv_is_h_unless_given(local):
+    asked = local.get(URL, params={"gpu": "NVIDIA H200", "N": 1, "H": 8, "T": 64}).json()["requested"]
     assert asked["shape"]["HV"] == 8
-    asked = client.get(URL, params={"gpu": "NVIDIA H200", "N": 1, "H": 8, "T": 64, "HV": 16}).json()["requested"]
+    asked = local.get(URL, params={"gpu": "NVIDIA H200", "N": 1, "H": 8, "T": 64, "HV": 16}).json()["requested"]
     assert asked["shape_key"] == "N=1,H=8,T=64,HV=16"
 
 
@@ -120,13 +117,13 @@ def test_a_promotion_and_a_rollback_are_served_at_once(client, shelf, helpers):
     assert (body["config"], body["generation"]) == (to_json(first), generation + 1)
 
 
-@pytest.mark.parametrize("decision", ["tie", "rejected"])
-def test_a_decision_that_keeps_the_champion_changes_nothing(client, shelf, helpers, decision):
+def test_a_decision_that_keeps_the_champion_changes_nothing(client, shelf, helpers):
     params = helpers.query(helpers.SHAPE, "NVIDIA H200")
     first, second = helpers.configs_for(helpers.SHAPE, helpers.H200, 2)
     shelf.promote(config=first)
     before = client.get(URL, params=params)
-    shelf.promote(config=second, decision=decision)
+    shelf.promote(config=second, decision="tie")
+    shelf.promote(config=second, decision="rejected")
     after = client.get(URL, params=params)
     assert after.json() == before.json()
     assert after.headers["etag"] == before.headers["etag"]
