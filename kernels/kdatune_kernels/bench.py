@@ -303,6 +303,8 @@ class Graph:
 
     graph: torch.cuda.CUDAGraph
     launches: int
+    calls: tuple[Callable[[], Any], ...]
+    """What was captured: it owns scratch that the replays write."""
 
     def replay_us(self) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -331,7 +333,7 @@ def capture(call_of: Callable[[int], Callable[[], Any]], copies: int) -> Graph:
             calls[i % copies]()
     graph.replay()
     torch.cuda.synchronize()
-    return Graph(graph, launches)
+    return Graph(graph, launches, tuple(calls))
 
 
 def interleave(runs: Sequence[Graph], samples: int) -> list[list[float]]:
