@@ -1,6 +1,7 @@
 """`kdatune up` and `kdatune serve`. The only place that knows uvicorn; the app is started by its import string."""
 
 import errno
+import http.client
 import json
 import os
 import socket
@@ -20,9 +21,11 @@ from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import parse_seconds
 from kdatune_tuner.cli_support import read_settings
 from kdatune_tuner.cli_tune import INTERRUPTED
+from kdatune_tuner.cli_tune import Row
 from kdatune_tuner.cli_tune import make_options
 from kdatune_tuner.cli_tune import open_backend
 from kdatune_tuner.cli_tune import print_table
+from kdatune_tuner.cli_tune import row_of
 from kdatune_tuner.cli_tune import tune_all
 from kdatune_tuner.progress import Watch
 from kdatune_tuner.recording import recorded_shapes
@@ -107,16 +110,15 @@ def _tune_defaults(settings: Settings, seconds: float) -> str:
         wanted = [shape for shape in recorded_shapes() if backend.holds(shape)]
         with reading(engine) as s:
             # measured with another build, a champion is due again
-            before = {c.shape for c in queries.champions(s, backend.gpu) if c.build == backend.build}
+            champions = [c for c in queries.champions(s, backend.gpu) if c.build == backend.build]
+        before = {c.shape: Row(c.shape, None, c.default_us, c.measured_us, "tuned before") for c in champions}
         missing = [shape for shape in wanted if shape not in before]
         options = make_options(settings, "kda", _REPLAY_TRIALS if replays else None, 0, "up")
         with Watch() as watch:
             tuner = Tuner(engine, backend, options, watch)
             done, interrupted = tune_all(tuner, missing, None if replays else seconds)
-    if done:
-        print_table(done)
-    if len(missing) < len(wanted):
-        out().print(f"{len(wanted) - len(missing)} of {len(wanted)} default shapes were tuned before")
+    rows = before | {tuned.shape: row_of(tuned) for tuned in done}
+    print_table([rows[shape] for shape in wanted if shape in rows])
     if interrupted:
         err().print("kdatune: interrupted; what is finished is stored, the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
@@ -153,7 +155,7 @@ class _Server(uvicorn.Server):
 
 
 def announce(url: str, gpu_name: str | None) -> None:
-    """Say where the service is, and show one resolved config as it is served."""
+    """Say where the service is, and show what matters of one resolved config as it is served."""
     console = out()
     console.print(f"kdatune serves on {url} (API at {url}/docs, Ctrl-C stops it)", soft_wrap=True)
     if gpu_name is None:
@@ -163,8 +165,11 @@ def announce(url: str, gpu_name: str | None) -> None:
     try:
         with urllib.request.urlopen(asked, timeout=10) as reply:  # noqa: S310 - http, this machine
             document = json.load(reply)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         err().print(f"kdatune: {asked} does not answer: {error}")
         return
     console.print(f"curl '{asked}'", soft_wrap=True, markup=False)
-    console.print(json.dumps(document, indent=2), soft_wrap=True, markup=False)
+    for stage in ("k1", "k2"):
+        console.print(f"  {stage}: {json.dumps(document['config'][stage])}", soft_wrap=True, markup=False)
+    facts = {name: document[name] for name in ("match", "measured_us", "default_us", "generation", "stale")}
+    console.print(f"  {json.dumps(facts)}", soft_wrap=True, markup=False)

@@ -4,8 +4,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated
 
 import typer
@@ -80,7 +82,7 @@ def tune(
         documents = [tuned.to_json() for tuned in done]
         print_json(documents[0] if len(shapes) == 1 and documents else {"results": documents})
     else:
-        print_table(done)
+        print_table([row_of(tuned) for tuned in done])
     if interrupted:
         stored = sum(tuned.measured for tuned in done)
         err().print(f"kdatune: interrupted; {stored} finished trials are stored, the same command goes on from there")
@@ -171,15 +173,45 @@ def tune_all(tuner: Tuner, shapes: Sequence[Shape], seconds: float | None) -> tu
     return done, False
 
 
-def print_table(done: Sequence[Tuned]) -> None:
-    """One row a shape, for people."""
+@dataclass(frozen=True)
+class Row:
+    """One line of the summary."""
+
+    shape: Shape
+    trials: int | None
+    default_us: float | None
+    best_us: float | None
+    decision: str
+
+    @property
+    def speedup(self) -> float | None:
+        return self.default_us / self.best_us if self.default_us and self.best_us else None
+
+
+def row_of(tuned: Tuned) -> Row:
+    """The summary line of a tuned shape."""
+    said = tuned.promotion
+    decision = tuned.state if said is None else f"{said.decision}: {said.reason}"
+    return Row(tuned.shape, tuned.trials, tuned.default_us, tuned.best_us, decision)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """One line a shape and the geomean of the speed-ups, for people."""
     table = Table(box=None, pad_edge=False)
     for name in ("shape", "trials", "default", "best", "speed-up", "decision"):
-        table.add_column(name, justify="left" if name in ("shape", "decision") else "right", no_wrap=name != "decision")
-    for tuned in done:
-        speedup = "-" if tuned.speedup is None else f"{tuned.speedup:.2f}x"
-        said = tuned.promotion
-        decision = tuned.state if said is None else f"{said.decision}: {said.reason}"
-        row = (tuned.shape.key(), str(tuned.trials), show_us(tuned.default_us), show_us(tuned.best_us), speedup)
-        table.add_row(*row, decision)
-    out().print(table)
+        left = name in ("shape", "decision")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "decision")
+    for row in rows:
+        table.add_row(
+            row.shape.key(),
+            "-" if row.trials is None else str(row.trials),
+            show_us(row.default_us),
+            show_us(row.best_us),
+            "-" if row.speedup is None else f"{row.speedup:.3f}x",
+            row.decision,
+        )
+    console = out()
+    console.print(table, markup=False)
+    speedups = [row.speedup for row in rows if row.speedup is not None]
+    if len(speedups) > 1:
+        console.print(f"geomean speed-up over the default: {geometric_mean(speedups):.3f}x of {len(speedups)} shapes")

@@ -102,9 +102,12 @@ class Duel:
                 return Promotion("kept", "the champion is not recorded here, so nothing can be compared with it")
             self._champion = None  # no launcher takes it any more
         incumbent = self._incumbent()
+        measured = self._champion is not None and not self.results[incumbent].estimated
         for challenger in self._ranked():
             if challenger == incumbent:
                 return self._stays(challenger)
+            if measured and self.results[challenger].estimated:
+                continue  # a sum of parts never replaces what was measured end to end
             promotion = self._meet(challenger, incumbent)
             if promotion is not None:
                 return promotion
@@ -122,37 +125,42 @@ class Duel:
             mine = self._contender(pair)
             return self._store(decide(mine, self._served(), mine, self._policy), pair, None)
         if champion.build == self._backend.build:
-            return Promotion("kept", f"the champion is the fastest of {len(self._ranked())} pairs")
+            pairs = [p for p in self._ranked() if self.results[p].estimated <= self.results[pair].estimated]
+            return Promotion("kept", f"the champion is the fastest of {len(pairs)} pairs")
         return self._store(
             Decision(Verdict.PROMOTED, 1.0, 1.0, 1.0, "the champion is confirmed with today's build"), pair, None
         )
 
     def _meet(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> Promotion | None:
         """Measure the two together and decide; None where the challenger did not run again (stored as rejected)."""
-        stands = incumbent in self.results and self.results[incumbent].ok
+        first, second = self._contender(challenger), self._contender_or_none(incumbent)
+        stands = second is not None and second.runs
         if stands:
-            together = self._backend.measure_pair(self._ledger.shape, challenger, incumbent)
-            self._keep(challenger, together)
-            if together.ok:
-                before = self._known[incumbent].result
-                beside = replace(
-                    before,
-                    samples_us=together.against_us,
-                    estimated=together.estimated,
-                    paired=together.paired,
-                    gpu_seconds=0.0,
-                )
-                self._keep(incumbent, beside)
-        decision = decide(
-            self._contender(challenger), self._served(), self._contender_or_none(self._default), self._policy
-        )
+            first, second = self._together(challenger, incumbent)
+        served = self._champion is not None and self._champion.config == incumbent
+        champion = second if served else self._served()
+        default = second if incumbent == self._default else self._contender_or_none(self._default)
+        decision = decide(first, champion, default, self._policy)
         promotion = self._store(decision, challenger, incumbent if stands else None)
         if not self.results[challenger].ok:
             return None
-        served = self._champion is not None and self._champion.config == incumbent
         if decision.decision is Verdict.REJECTED and stands and not served:
             return self._stays(incumbent)  # slower than the default after all: the default becomes the champion
         return promotion
+
+    def _together(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> tuple[Contender, Contender]:
+        """Both measured in one run and stored. What was measured end to end is not given up for a sum of parts."""
+        before = (self._contender(challenger), self._contender(incumbent))
+        run = self._backend.measure_pair(self._ledger.shape, challenger, incumbent)
+        rounds = 0 if run.paired else None
+        theirs = replace(self.results[incumbent], samples_us=run.against_us, paired=run.paired, gpu_seconds=0.0)
+        if not run.estimated or not run.ok or before[0].estimated:
+            self._keep(challenger, run)
+        if run.ok and (not run.estimated or before[1].estimated):
+            self._keep(incumbent, replace(theirs, estimated=run.estimated))
+        first = replace(before[0], outcome=run.outcome, samples_us=run.samples_us, rounds=rounds)
+        second = replace(before[1], samples_us=run.against_us, rounds=rounds) if run.ok else before[1]
+        return first, second
 
     def _store(self, decision: Decision, pair: LaunchConfig, baseline: LaunchConfig | None) -> Promotion:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id
@@ -178,8 +186,7 @@ class Duel:
 
     def _contender(self, pair: LaunchConfig) -> Contender:
         result = self.results[pair]
-        rounds = 0 if result.paired else None
-        return Contender(digest(pair), result.outcome, result.samples_us, result.estimated, rounds)
+        return Contender(digest(pair), result.outcome, result.samples_us, result.estimated)
 
     def _ranked(self) -> list[LaunchConfig]:
         ok = {p: r.median_us for p, r in self.results.items() if r.median_us is not None and p not in self._banned}

@@ -126,9 +126,16 @@ class Proposer:
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=1)
             # without `load_if_exists` RDBStorage and create_study log at INFO, to stderr
             optuna.logging.set_verbosity(optuna.logging.WARNING)
+            self._storage = _storage(storage)
             self._study = optuna.create_study(
-                sampler=sampler, direction="minimize", storage=_storage(storage), study_name=study_name
+                sampler=sampler, direction="minimize", storage=self._storage, study_name=study_name
             )
+
+    def close(self) -> None:
+        """Let go of the storage's connections."""
+        if isinstance(self._storage, RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     def holds(self, config: StageConfig) -> bool:
         """Whether the config is of the space: only then can it be told."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import field
 
@@ -17,7 +18,7 @@ from kdatune_tuner.proposer import Proposer
 
 # Proposals in a row that are illegal or already measured, before the rest of the budget is drawn at random from what is
 # left. TPE proposes its best again and again once it has converged.
-_IDLE_PROPOSALS = 40
+_IDLE_PROPOSALS = 20
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def run_search(
         for config in remainder[: max(0, STARTUP_TRIALS - len(search.results))]:
             if may_go_on():
                 take(config)
-        _propose(search, Proposer(space, seed, storage, study_name), take, may_go_on)
+        with closing(Proposer(space, seed, storage, study_name)) as proposer:
+            _propose(search, proposer, take, may_go_on)
     for config in remainder:
         if not may_go_on():
             break
