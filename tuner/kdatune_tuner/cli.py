@@ -9,6 +9,7 @@ from kdatune_kernels import __version__
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
+from kdatune_tuner import cli_profile
 from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
 from kdatune_tuner import cli_tune
@@ -28,6 +29,8 @@ app.command("record")(cli_tune.record)
 app.command("up")(cli_serve.up)
 app.command("serve")(cli_serve.serve)
 app.command("resolve")(cli_show.resolve)
+app.command("profile")(cli_profile.profile)
+app.command("explain")(cli_profile.explain)
 app.command("history")(cli_show.history)
 app.command("rollback")(cli_show.rollback)
 app.command("export-snapshot")(cli_show.export_snapshot)
