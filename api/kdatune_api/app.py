@@ -66,6 +66,7 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     configure_logging()
     service: Service = app.state.service
+    service.champions.warm()
     try:
         yield
     finally:

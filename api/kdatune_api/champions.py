@@ -203,19 +203,20 @@ class ChampionCache:
         """The champions, when the database was looked at recently enough; else None."""
         return self._index if time.monotonic() - self._checked_at < self._every else None
 
+    def warm(self) -> None:
+        """Begin to read the champions, so that the first request need not wait. Never raises: it is logged."""
+        self._begin()
+
     def close(self) -> None:
         """End the thread that asks the database."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _ask(self) -> ChampionIndex:
-        with self._lock:
-            known, mine = self._index, self._checking is None
-            if self._checking is None:
-                self._checking = self._thread.submit(self._check)
-                self._asked_at = time.monotonic()
-            checking, patience = self._checking, self._asked_at + PATIENCE_SECONDS - time.monotonic()
+        known = self._index
+        checking, mine = self._begin()
         if known is not None and not mine and time.monotonic() - self._checked_at < STALE_SECONDS:
             return known
+        patience = self._asked_at + PATIENCE_SECONDS - time.monotonic()
         waiting = asyncio.wrap_future(checking)
         waiting.add_done_callback(_retrieve)
         if known is None:
@@ -224,6 +225,15 @@ class ChampionCache:
         if waiting.done() and waiting.exception() is None:
             return waiting.result()
         return known
+
+    def _begin(self) -> tuple["Future[ChampionIndex]", bool]:
+        """The check that is under way, and whether it is this call that has begun it."""
+        with self._lock:
+            mine = self._checking is None
+            if self._checking is None:
+                self._checking = self._thread.submit(self._check)
+                self._asked_at = time.monotonic()
+            return self._checking, mine
 
     def _check(self) -> ChampionIndex:
         """Runs in the one thread: look at the generation, read the champions when it has moved."""

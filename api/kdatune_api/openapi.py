@@ -94,7 +94,7 @@ def _described(method: str, path: str, operation: Json) -> _Operation:
         )
         for status, response in operation["responses"].items()
     ]
-    parameters = operation.get("parameters", [])
+    parameters = sorted(operation.get("parameters", []), key=lambda parameter: not parameter["required"])
     return _Operation(method, path, operation["summary"], parameters, _type_of(body) if body else None, answers)
 
 

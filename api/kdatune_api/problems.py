@@ -28,6 +28,7 @@ log = logging.getLogger("kdatune.api")
 MEDIA_TYPE = "application/problem+json"
 ABOUT_BLANK = "about:blank"
 RETRY_AFTER_SECONDS = 5
+_PHRASES = {413: "Content Too Large", 414: "URI Too Long", 422: "Unprocessable Content"}
 
 # A thousand wrong demand items need not be listed one by one, nor a wrong value repeated at full length.
 MAX_ERRORS = 20
@@ -169,7 +170,9 @@ def problem_response(
 
 
 def status_phrase(status: int) -> str:
-    """The registered phrase of a status code."""
+    """The registered phrase of a status code (RFC 9110; Python has renamed some between 3.11 and 3.13)."""
+    if status in _PHRASES:
+        return _PHRASES[status]
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -136,6 +136,7 @@ def app(database_url: str, engine: Engine) -> FastAPI:
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[TestClient]:
     with TestClient(app) as client:
+        client.get("/v1/snapshots/NVIDIA%20H200")  # waits for the look at the database that starting has begun
         yield client
 
 
