@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
+from kdatune_api import champions
 from kdatune_api.app import create_app
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import k1_configs
@@ -120,6 +121,14 @@ class Shelf:
         with writing(self.engine) as s:
             ids = {"gpu_id": writes.put_gpu(s, gpu), "problem_id": writes.put_problem(s, "kda", shape)}
             return writes.start_run(s, **ids, **values | changes)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Wait for the database as long as it takes: on a busy machine an answer from memory would be the one before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(champions, "PATIENCE_SECONDS", 60.0)
+        yield
 
 
 @pytest.fixture

@@ -159,7 +159,8 @@ def test_without_anything_known_the_error_comes_through(tmp_path):
         champions.close()
 
 
-def test_a_database_that_hangs_does_not_hang_the_answers(engine, shelf):
+def test_a_database_that_hangs_does_not_hang_the_answers(engine, shelf, monkeypatch):
+    monkeypatch.setattr(champions_module, "PATIENCE_SECONDS", 0.1)
     hang = threading.Event()
     hang.set()
 
