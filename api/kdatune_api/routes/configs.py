@@ -38,7 +38,7 @@ from kdatune_kernels.spec import to_json
 class RememberingRoute(APIRoute):
     """Answers a query string that this generation has answered before without reading it again.
 
-    On one core of a 2.5 GHz server that takes 25 us in place of 150 us, and most of what is asked is asked again.
+    Measured inside the process, that takes 36 us in place of 420, and most of what is asked is asked again.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
