@@ -133,7 +133,7 @@ def test_a_known_config_that_left_the_space_is_not_ranked(real_sweep: ReplayBack
 
 
 def test_a_deadline_that_has_passed_leaves_the_first_trial(real_sweep: ReplayBackend) -> None:
-    found, measure = search(real_sweep, SHAPES[0], 60, deadline=time.monotonic() - 1.0)
+    _, measure = search(real_sweep, SHAPES[0], 60, deadline=time.monotonic() - 1.0)
     assert len(measure.order) == 1
     first, _ = search(real_sweep, SHAPES[0], 60)
     _found, measure = search(real_sweep, SHAPES[0], 200, known=first.results, deadline=time.monotonic() - 1.0)

@@ -42,7 +42,7 @@ def champion(engine: Engine, shape: Shape = SHAPE):
 
 def measurements(engine: Engine, **filters) -> list[MeasurementRow]:
     with reading(engine) as s:
-        return list(queries.page_measurements(s, limit=100_000, **filters))
+        return list(queries.page_measurements(s, limit=1000, **filters))
 
 
 def promotions(engine: Engine) -> list[PromotionRow]:

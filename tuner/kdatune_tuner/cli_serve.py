@@ -8,6 +8,7 @@ import socket
 import threading
 import urllib.parse
 import urllib.request
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,13 +48,14 @@ def up(
     host: HostOption = None,
     port: PortOption = None,
     budget: Annotated[str, typer.Option(help="time for tuning on a card, e.g. 10m")] = "10m",
+    recording: Annotated[Path | None, typer.Option(help="replay this sweep file, also where a card is visible")] = None,
 ) -> None:
     """Upgrade the database, tune the default shapes that are not tuned yet, and serve."""
     settings = read_settings()
     seconds = parse_seconds(budget, "--budget")
     with bind(host or settings.host, settings.port if port is None else port) as bound:
         upgrade(settings.database_url)
-        gpu_name = _tune_defaults(settings, seconds)
+        gpu_name = _tune_defaults(settings, seconds, recording)
         _run(settings, bound, gpu_name)
 
 
@@ -102,10 +104,10 @@ def _unavailable(error: OSError, host: str, port: int) -> KdatuneError:
     return KdatuneError(f"cannot listen on {host}, port {port}: {error.strerror}; see --host and --port")
 
 
-def _tune_defaults(settings: Settings, seconds: float) -> str:
+def _tune_defaults(settings: Settings, seconds: float, recording: Path | None) -> str:
     """Tune what is not tuned yet, print a row a shape, and return the GPU model's name."""
     with database(settings.database_url) as engine:
-        backend = open_backend(None, None, settings)
+        backend = open_backend(None, recording, settings)
         replays = backend.name == "replay"
         wanted = [shape for shape in recorded_shapes() if backend.holds(shape)]
         with reading(engine) as s:

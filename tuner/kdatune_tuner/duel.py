@@ -22,7 +22,11 @@ from kdatune_tuner.store.records import Decision as Verdict
 
 @dataclass(frozen=True)
 class Promotion:
-    """What came of a shape's pairs. decision: a Verdict, or "kept" where there was nothing to decide."""
+    """What came of a shape's pairs.
+
+    decision: a Verdict, or "kept" where there was nothing to decide.
+    config: what the decision is about. best: the fastest pair; after a paired run the faster of the two that met.
+    """
 
     decision: str
     reason: str
@@ -31,6 +35,7 @@ class Promotion:
     gain_high: float | None = None
     generation: int | None = None
     config: LaunchConfig | None = None
+    best: LaunchConfig | None = None
 
     def to_json(self) -> Json:
         names = ("decision", "reason", "gain", "gain_low", "gain_high", "generation")
@@ -166,7 +171,9 @@ class Duel:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id
         generation = self._ledger.decide(decision, self._known[pair].measurement_id, baseline_id, self.default_us())
         gains = (decision.gain, decision.gain_low, decision.gain_high)
-        return Promotion(str(decision.decision), decision.reason, *gains, generation, pair)
+        met = [p for p in (pair, baseline) if p is not None and self.results[p].ok]
+        best = min(met, key=lambda p: self.results[p].median_us or 0.0, default=None)
+        return Promotion(str(decision.decision), decision.reason, *gains, generation, pair, best)
 
     def _keep(self, pair: LaunchConfig, result: Result) -> None:
         """Store a measurement of a pair, unless it is the one that is stored already (a replay repeats itself)."""

@@ -258,7 +258,7 @@ class Tuner:
                     self.watch.trial(len(duel.results), duel.best_us(), result.median_us)
             tuned.promotion = duel.decide()
             tuned.default_us = duel.default_us()
-            best = duel.best()
+            best = tuned.promotion.best or duel.best()
             if best is not None:
                 tuned.best, tuned.best_us = best, duel.results[best].median_us
                 tuned.estimated = duel.results[best].estimated

@@ -1,0 +1,140 @@
+"""Recording a card: complete, typed, resumable, and readable by the replay backend."""
+
+import gzip
+import json
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k1_configs
+from kdatune_kernels.space import k2_configs
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import parse_shape
+from kdatune_tuner.backend_replay import ReplayBackend
+from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.record import Recorder
+from kdatune_tuner.record import Sweep
+from kdatune_tuner.recording import load_recording
+from kdatune_tuner.worker import DeviceError
+from kdatune_tuner.worker import DeviceModules
+
+SHAPES = [parse_shape("N=1,H=4,T=1024"), parse_shape("N=2,H=4,T=2048")]
+K1S = [c for c in k1_configs() if c.variant == "triton"]
+K2S = [c for c in k2_configs() if c.variant == "triton"]
+
+
+def record(fake_device, path: Path, **options) -> Sweep:
+    options = {"processes": 2, "trial_timeout_s": 5.0} | options
+    shapes = options.pop("shapes", SHAPES)
+    return Recorder(path, shapes, command="kdatune record", modules=fake_device.modules, **options).run()
+
+
+def test_a_sweep_holds_every_config_on_every_shape_and_the_best_as_pairs(fake_device, tmp_path: Path) -> None:
+    path = tmp_path / "fake.jsonl.gz"
+    said: list[str] = []
+    sweep = record(fake_device, path, say=said.append)
+    recording = load_recording(path)
+    assert recording.gpu.name == "Fake A100"
+    assert recording.command == "kdatune record"
+    assert (len(said), said[0].split(",")[0]) == (3, f"checked {sweep.checks} configs")
+    checked = {check.config for check in recording.checks.values()}
+    assert checked >= {c for c in K1S if c.num_warps <= 8}
+    assert sweep.complete
+    assert sweep.failed == 0
+    assert (sweep.checks, sweep.timings) == (len(recording.checks), len(recording.timings))
+    assert len(recording.timings) == 2 * len(recording.checks)
+    for shape in SHAPES:
+        times = {k: median(t.samples_us) for k, t in recording.timings.items() if k[2] == shape}
+        best = [
+            sorted((k for k in times if k[0] == kernel), key=lambda k, times=times: times[k])[:4]
+            for kernel in ("k1", "k2")
+        ]
+        wanted = {(k1[1], k2[1]) for k1, k2 in product(*best)}
+        default = default_config(shape, recording.gpu)
+        wanted.add((recording.index[default.k1], recording.index[default.k2]))
+        assert {(i1, i2) for i1, i2, s in recording.pairs if s == shape} == wanted
+    assert not path.with_name(path.name + ".part").exists()
+
+
+def test_what_was_recorded_is_what_is_replayed(fake_device, tmp_path: Path) -> None:
+    fake_device.fate(K1S[3], us=42.0)
+    record(fake_device, tmp_path / "a.gz")
+    backend = ReplayBackend.open(tmp_path / "a.gz")
+    result = backend.measure("k1", SHAPES[0], K1S[3])
+    assert result.samples_us == pytest.approx([42.0, 42.042, 42.084, 42.126, 42.168])
+    assert (result.registers, result.smem_bytes, result.o_error_ratio) == (96, 4096, 0.001)
+    default = default_config(SHAPES[0], backend.gpu)
+    assert not backend.measure_pair(SHAPES[0], default).estimated
+    slow = max(backend.space("k2", SHAPES[0]), key=lambda c: backend.measure("k2", SHAPES[0], c).median_us)
+    assert backend.measure_pair(SHAPES[0], LaunchConfig(default.k1, slow)).estimated
+
+
+def test_lethal_configs_cost_their_own_rows_only(fake_device, tmp_path: Path) -> None:
+    fake_device.fate(K1S[0], check="abort")
+    fake_device.fate(K1S[1], check="hang")
+    fake_device.fate(K2S[2], check="incorrect")
+    fake_device.fate(K2S[3], time="illegal_access")
+    sweep = record(fake_device, tmp_path / "a.gz", trial_timeout_s=1.5)
+    recording = load_recording(tmp_path / "a.gz")
+    outcomes = {check.config: check.outcome for check in recording.checks.values()}
+    assert [outcomes[c] for c in (K1S[0], K1S[1], K2S[2])] == [Outcome.ABORT, Outcome.TIMEOUT, Outcome.INCORRECT]
+    assert sum(outcome is not Outcome.OK for outcome in outcomes.values()) == 3
+    faulty = recording.index[K2S[3]]
+    assert [recording.timings["k2", faulty, s].outcome for s in SHAPES] == [Outcome.ILLEGAL_ACCESS] * 2
+    assert sweep.failed == 3 + 2
+    others = [t for (k, i, _), t in recording.timings.items() if (k, i) != ("k2", faulty)]
+    assert {t.outcome for t in others} == {Outcome.OK}
+    assert len(others) == 2 * (len(recording.checks) - 4)
+
+
+def test_a_limit_leaves_a_readable_file_and_the_same_command_goes_on(fake_device, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KDATUNE_FAKE_SECONDS", "0.01")
+    path = tmp_path / "a.gz"
+    first = record(fake_device, path, limit_seconds=1.5)
+    assert not first.complete
+    assert load_recording(path).timings
+    part = path.with_name(path.name + ".part")
+    assert part.exists()
+    calls = len(fake_device.calls("time"))
+    assert calls == first.timings + first.pairs
+    second = record(fake_device, path)
+    assert second.complete
+    assert not part.exists()
+    assert len(fake_device.calls("time")) == second.timings + second.pairs
+    assert len(set(fake_device.calls("check"))) == len(fake_device.calls("check")) == second.checks
+
+
+def test_a_part_of_another_build_is_dropped(fake_device, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.gz"
+    monkeypatch.setenv("KDATUNE_FAKE_SECONDS", "0.05")
+    record(fake_device, path, limit_seconds=1.0)
+    monkeypatch.setenv("KDATUNE_FAKE_SECONDS", "0")
+    part = path.with_name(path.name + ".part")
+    assert part.exists()
+    monkeypatch.setenv("KDATUNE_FAKE_SPACE", "another")
+    said: list[str] = []
+    sweep = record(fake_device, path, say=said.append, shapes=SHAPES[:1])
+    assert sweep.complete
+    assert not any("going on" in line for line in said)
+    assert load_recording(path).build.space_hash == "another"
+    with gzip.open(path, "rt") as lines:
+        assert sum(json.loads(line)["t"] == "meta" for line in lines) == 1
+
+
+def test_a_mistake_of_ours_ends_the_sweep_and_keeps_the_rows(fake_device, tmp_path: Path) -> None:
+    fake_device.fate(K2S[-1], check="mistake")
+    path = tmp_path / "a.gz"
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        record(fake_device, path)
+    assert not path.exists()
+    assert len(path.with_name(path.name + ".part").read_text().splitlines()) > 1
+
+
+def test_without_a_card_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    with pytest.raises(DeviceError):
+        Recorder(path, SHAPES, command="x", modules=DeviceModules("nothing_here", "nothing_here")).run()
+    assert list(tmp_path.iterdir()) == []
