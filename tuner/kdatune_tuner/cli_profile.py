@@ -39,6 +39,7 @@ from kdatune_tuner.ncu.profiling import profile_json
 from kdatune_tuner.ncu.profiling import profile_shape
 from kdatune_tuner.ncu.report import StageProfile
 from kdatune_tuner.ncu.unavailable import Unavailable
+from kdatune_tuner.ncu.why import Subject
 from kdatune_tuner.ncu.why import Why
 from kdatune_tuner.ncu.why import explain_shape
 from kdatune_tuner.objective import Backend
@@ -162,7 +163,7 @@ def explain(
         return
     console = out()
     for one in why.subjects:
-        console.print(f"{one.label}: {show_us(one.measured_us)} measured", soft_wrap=True, markup=False)
+        console.print(f"{one.label}: {show_us(one.measured_us)} measured; {_words(one)}", soft_wrap=True, markup=False)
         for stage, reason in one.unavailable.items():
             console.print(f"  {stage.upper()} has no counters: {reason}", soft_wrap=True, markup=False)
     _print_sentences(console, why)
@@ -217,6 +218,15 @@ def _limiter(profile: StageProfile | Unavailable | None) -> str:
     if not isinstance(profile, StageProfile):
         return "-"
     return ", ".join(limiters(profile.counters)) or "-"
+
+
+def _words(one: Subject) -> str:
+    """What a reader looks at first in a config."""
+    k1, k2 = one.config.k1, one.config.k2
+    k2_more = [f"maxnreg {k2.maxnreg}"] if k2.maxnreg is not None else []
+    k2_more += [f"{k2.segments} segments"] if k2.segments > 1 else []
+    k2_words = [f"{k2.block_v} columns", f"{k2.stages_in} stages in", f"{k2.stages_out} out", *k2_more]
+    return f"K1 {k1.variant} {k1.num_warps} warp(s), K2 {k2.variant} {', '.join(k2_words)}"
 
 
 def _print_sentences(console: Console, why: Why) -> None:

@@ -120,13 +120,14 @@ def compare(ours: Profiled, other: Profiled) -> list[Sentence]:
         return [_unclear(stage, f"{', '.join(missing)} was not measured for both", {})]
     cycles = a["replay_cycles"] / b["replay_cycles"]
     numbers = {"cycles_ratio": cycles, "replay_cycles": a["replay_cycles"], "other_replay_cycles": b["replay_cycles"]}
+    pair = f"{ours.label} and {other.label} ({_config_change(ours.config, other.config)})"
     both = f"{a['replay_cycles']:,.0f} and {b['replay_cycles']:,.0f} cycles under the profiler"
     if max(cycles, 1 / cycles) < SAME_RATIO:
-        return [_unclear(stage, f"{ours.label} and {other.label} take the same cycles ({both})", numbers)]
+        return [_unclear(stage, f"{pair} take the same cycles: {both}", numbers)]
     effects = {factor.name: (a[factor.field] / b[factor.field]) ** factor.power for factor in FACTORS}
     product = math.prod(effects.values())
     if not 1 / SUM_RATIO < product / cycles < SUM_RATIO:
-        reason = f"the counters make {product:.2f}x of the cycles where {cycles:.2f}x were seen ({both})"
+        reason = f"for {pair} the counters make {product:.2f}x of the cycles where {cycles:.2f}x were seen: {both}"
         return [_unclear(stage, reason, numbers | effects)]
     faster = cycles < 1
     towards = [f for f in FACTORS if (effects[f.name] < 1) == faster and _large(effects[f.name])]
@@ -135,7 +136,7 @@ def compare(ours: Profiled, other: Profiled) -> list[Sentence]:
     waves = _wave_cause(ours, other, faster=faster)
     share = sum(math.log(effects[f.name]) for f in towards) / math.log(cycles)
     if not waves and share < CAUSE_SHARE:
-        return [_unclear(stage, f"no counter changed enough between {ours.label} and {other.label} ({both})", numbers)]
+        return [_unclear(stage, f"no counter changed enough between {pair}: {both}", numbers)]
     said = [_headline(ours, other, cycles), *waves]
     for rule, factors, lead in (("cause", towards, "because"), ("against", against, "although")):
         said += [

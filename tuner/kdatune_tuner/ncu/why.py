@@ -11,6 +11,7 @@ from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.ncu.collect import STAGES
@@ -30,7 +31,7 @@ from kdatune_tuner.store.profiles import newest_profiles
 
 @dataclass(frozen=True)
 class Subject:
-    """A config of the shape with the newest profile of each of its stages."""
+    """A config of the shape with the newest profile of each of its stages. One without a name goes by its hash."""
 
     label: str
     config: LaunchConfig
@@ -88,7 +89,7 @@ def _subjects(profiles: Sequence[StoredProfile], champion: LaunchConfig | None, 
     subjects = []
     for text, of_config in by_config.items():
         config = from_json(LaunchConfig, json.loads(text))
-        label = CHAMPION if config == champion else DEFAULT if config == default else _name(config)
+        label = CHAMPION if config == champion else DEFAULT if config == default else f"config {digest(config)[:8]}"
         subjects.append(
             Subject(
                 label,
@@ -100,13 +101,6 @@ def _subjects(profiles: Sequence[StoredProfile], champion: LaunchConfig | None, 
         )
     rank = {CHAMPION: 0, DEFAULT: 1}
     return sorted(subjects, key=lambda one: (rank.get(one.label, 2), one.measured_us or 0.0))
-
-
-def _name(config: LaunchConfig) -> str:
-    """A config that is neither champion nor default, in a few words."""
-    k1, k2 = config.k1, config.k2
-    depths = f"{k2.stages_in} in {k2.stages_out} out"
-    return f"K1 {k1.variant} {k1.num_warps} warp(s), K2 {k2.variant} {k2.block_v} columns {depths}"
 
 
 def _sentences(subjects: Sequence[Subject], stage: str, shape: Shape, gpu: Gpu) -> list[Sentence]:
