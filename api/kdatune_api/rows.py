@@ -111,11 +111,18 @@ class ProfileOut(KeyRow):
     measurement_id: int
     config: ConfigJson = Field(description=_CONFIG)
     stage: Literal["k1", "k2"]
-    counters: dict[str, JsonValue] | None = Field(description='{metric: {"value": number, "unit": text}}')
+    counters: dict[str, JsonValue] | None = Field(
+        description='{name: {"value": number, "unit": text}}; what was not measured is not there. Names that begin with '
+        "replay_ are times under the profiler, never benchmark times"
+    )
     issue_active_pct: float | None
     barrier_stall_per_issue: float | None = Field(description="warps stalled at a barrier per issued instruction")
     ncu_version: str | None
-    unavailable_reason: str | None
+    driver: str | None = Field(description="NVIDIA driver the profile was taken under")
+    report_file: str | None = Field(
+        description="kept .ncu-rep report, at /v1/profiles/{id}/report; null: none was kept"
+    )
+    unavailable_reason: str | None = Field(description="why there are no counters, and what to do about it")
     profiled_at: str = Field(description=_TIME)
 
 

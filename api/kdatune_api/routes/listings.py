@@ -1,18 +1,25 @@
 """GET /v1/measurements, /v1/promotions, /v1/runs, /v1/profiles, /v1/gpus: what is stored, a page at a time.
 
+And the kept report of a profile.
+
 Plain functions: FastAPI runs them in its thread pool, where a query may take its time.
 """
 
+import re
 from collections.abc import Callable
 from collections.abc import Sequence
+from pathlib import Path as FilePath
 from typing import Annotated
 from typing import Any
 from typing import Literal
 
 from fastapi import APIRouter
 from fastapi import Depends
+from fastapi import HTTPException
+from fastapi import Path
 from fastapi import Query
 from fastapi import Response
+from fastapi.responses import FileResponse
 from pydantic import BeforeValidator
 from pydantic import Field
 
@@ -37,8 +44,12 @@ from kdatune_kernels.spec import Kernel
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store import pages
+from kdatune_tuner.store.profiles import find_profile
 from kdatune_tuner.store.records import Decision
 from kdatune_tuner.store.records import RunState
+
+_REPORT_TYPE = "application/octet-stream"
+_REPORT_NAME = re.compile(r"[0-9a-f]{16}\.ncu-rep")  # what keep_report gives; nothing else is opened
 
 router = APIRouter(tags=["listings"], dependencies=[Depends(strict_query)], responses=errors(422, 503))
 
@@ -105,6 +116,26 @@ def runs(query: Annotated[RunQuery, Query()], service: ServiceDep, response: Res
 def profiles(query: Annotated[ProfileQuery, Query()], service: ServiceDep, response: Response) -> Json:
     filters = query.filters() | {"stage": query.stage, "measurement_id": query.measurement_id}
     return _page(service, response, query, pages.page_profiles, filters)
+
+
+@router.get(
+    "/v1/profiles/{profile_id}/report",
+    summary="The kept Nsight Compute report of a profile, for its user interface",
+    response_class=FileResponse,
+    responses={200: {"content": {_REPORT_TYPE: {}}, "description": "a .ncu-rep file"}, **errors(404)},
+)
+def report(profile_id: Annotated[Id, Path(description="id of the profile")], service: ServiceDep) -> Response:
+    with service.reading() as session:
+        found = find_profile(session, profile_id)
+    name = None if found is None else found.row.report_file
+    if found is None or name is None or not _REPORT_NAME.fullmatch(name):
+        raise HTTPException(404, f"profile {profile_id} has no kept report; kdatune profile --keep-report keeps one")
+    file = FilePath(service.settings.reports_dir, name)
+    if not file.is_file():
+        raise HTTPException(404, f"the report of profile {profile_id} is not on this machine: {name}")
+    return FileResponse(
+        file, media_type=_REPORT_TYPE, filename=name, headers={"Cache-Control": "private, max-age=86400"}
+    )
 
 
 @router.get("/v1/gpus", summary="Every GPU model that something was measured on", response_model=Page[GpuOut])
