@@ -53,6 +53,8 @@ def small_problem(device):
 
 
 def open_problem(shape, device):
+    if shape.T > 1 << 30:
+        raise MeasurementError("launch_error", f"{shape.key()} does not fit the free device memory")
     return shape
 
 

@@ -92,6 +92,11 @@ def test_several_shapes_give_results(replay: Run) -> None:
     assert [one["shape"] for one in results] == [KEY, "N=1,H=64,T=8192"]
 
 
+def test_without_a_shape_all_recorded_ones_are_tuned(replay: Run) -> None:
+    results = json.loads(replay("--trials", "5", "--json").stdout)["results"]
+    assert len(results) == 3
+
+
 def test_people_get_a_table(replay: Run) -> None:
     result = replay("--shape", KEY, "--trials", "5")
     lines = result.stdout.splitlines()

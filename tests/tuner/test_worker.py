@@ -102,6 +102,15 @@ def test_a_mistake_of_ours_is_raised_with_its_traceback(fake_device) -> None:
         ask(fake_device.worker(), BAD)
 
 
+def test_a_problem_too_large_for_the_card_costs_no_restart(fake_device) -> None:
+    worker = fake_device.worker()
+    request = {"op": "measure", "kernel": "k2", "shape": "N=1,H=4,T=4294967296", "config": to_json(GOOD), "samples": 5}
+    for _ in range(3):
+        assert worker.call(request, 20.0)["outcome"] == "launch_error"
+    assert ask(worker, GOOD)["outcome"] == "ok"
+    assert worker.starts == 1
+
+
 def test_a_check_is_made_once_a_process(fake_device) -> None:
     worker = fake_device.worker()
     for _ in range(3):

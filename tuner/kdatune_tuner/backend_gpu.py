@@ -16,6 +16,7 @@ from kdatune_tuner.objective import AnyConfig
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import StageConfig
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.recording import recorded_shapes
 from kdatune_tuner.worker import Worker
 
 _SAMPLES = 5
@@ -42,8 +43,9 @@ class GpuBackend:
         self.build = from_json(Build, hello["build"])
         self.regime: str = hello["regime"]
 
-    def holds(self, shape: Shape) -> bool:
-        return shape.T > 0
+    def default_shapes(self) -> list[Shape]:
+        """The shapes that a sweep records."""
+        return list(recorded_shapes())
 
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
         return list(legal_k1(shape, self.gpu) if kernel == "k1" else legal_k2(shape, self.gpu))

@@ -41,8 +41,9 @@ class ReplayBackend:
     def build(self) -> Build:
         return self.recording.build
 
-    def holds(self, shape: Shape) -> bool:
-        return shape in self.recording.shapes
+    def default_shapes(self) -> list[Shape]:
+        """Every shape of the recording."""
+        return list(self.recording.shapes)
 
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
         """Configs whose fate on the shape is recorded and that config_ok lets through."""
@@ -104,7 +105,7 @@ class ReplayBackend:
         """Nothing is held."""
 
     def _require(self, shape: Shape) -> None:
-        if not self.holds(shape):
+        if shape not in self.recording.shapes:
             known = "; ".join(s.key() for s in self.recording.shapes)
             raise RecordingError(f"{shape.key()} is not in {self.recording.path}; recorded: {known}")
 

@@ -29,7 +29,6 @@ from kdatune_tuner.cli_tune import print_table
 from kdatune_tuner.cli_tune import row_of
 from kdatune_tuner.cli_tune import tune_all
 from kdatune_tuner.progress import Watch
-from kdatune_tuner.recording import recorded_shapes
 from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import queries
 from kdatune_tuner.store.engine import reading
@@ -109,7 +108,7 @@ def _tune_defaults(settings: Settings, seconds: float, recording: Path | None) -
     with database(settings.database_url) as engine:
         backend = open_backend(None, recording, settings)
         replays = backend.name == "replay"
-        wanted = [shape for shape in recorded_shapes() if backend.holds(shape)]
+        wanted = backend.default_shapes()
         with reading(engine) as s:
             # measured with another build, a champion is due again
             champions = [c for c in queries.champions(s, backend.gpu) if c.build == backend.build]

@@ -69,12 +69,13 @@ def tune(
 ) -> None:
     """Search the best config of problem shapes and promote it when it beats what is served."""
     settings = read_settings()
-    shapes = _shapes(shape)
+    shapes = _shapes(shape or [])
     seconds = None if budget is None else parse_seconds(budget, "--budget")
     if recording is not None and backend is BackendName.GPU:
         raise UsageError("--recording belongs to --backend replay")
     with database(settings.database_url) as engine:
         source = open_backend(backend, recording, settings)
+        shapes = shapes or source.default_shapes()
         options = make_options(settings, kernel.value, trials, seed, "tune")
         with Watch() as watch:
             done, interrupted = tune_all(Tuner(engine, source, options, watch), shapes, seconds)
@@ -99,14 +100,20 @@ def record(
     settings = read_settings()
     recorder = Recorder(
         out_file,
-        _shapes(shape),
+        _shapes(shape or []) or recorded_shapes(),
         command=" ".join(["kdatune", *sys.argv[1:]]),
         processes=processes,
         limit_seconds=limit_seconds,
         trial_timeout_s=settings.trial_timeout_s,
         say=err().print,
     )
-    sweep = recorder.run()
+    try:
+        sweep = recorder.run()
+    except KeyboardInterrupt:
+        err().print(
+            f"kdatune: interrupted; what is finished is in {out_file}.part, the same command goes on from there"
+        )
+        raise typer.Exit(INTERRUPTED) from None
     rest = "" if sweep.complete else "; the limit was reached, the same command records the rest"
     out().print(
         f"{sweep.path}: {sweep.checks} configs checked, {sweep.timings} timings and {sweep.pairs} pairs, "
@@ -114,8 +121,8 @@ def record(
     )
 
 
-def _shapes(texts: Sequence[str] | None) -> list[Shape]:
-    shapes = [parse_shape(text) for text in texts] if texts else list(recorded_shapes())
+def _shapes(texts: Sequence[str]) -> list[Shape]:
+    shapes = [parse_shape(text) for text in texts]
     empty = [shape.key() for shape in shapes if shape.T == 0]
     if empty:
         raise UsageError(f"{empty[0]} has no tokens: there is nothing to measure")

@@ -83,8 +83,8 @@ class Backend(Protocol):
     @property
     def build(self) -> Build: ...
 
-    def holds(self, shape: Shape) -> bool:
-        """Whether the shape can be measured at all."""
+    def default_shapes(self) -> list[Shape]:
+        """Shapes to tune where none are asked for."""
 
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
         """Configs that can be measured for the shape, in a fixed order. `kernel` is "k1" or "k2"."""

@@ -38,7 +38,7 @@ class DeviceModules:
 
 
 class Worker:
-    """One child process, started when it is first needed. Not to be shared by threads."""
+    """One child process, started when it is first needed. Not to be shared by threads: it dies with the one that starts it."""
 
     def __init__(self, modules: DeviceModules | None = None) -> None:
         self._modules = modules or DeviceModules()
@@ -74,7 +74,7 @@ class Worker:
             self.close()
             return how | {"gpu_seconds": time.monotonic() - started}
         answer: Json = json.loads(line)
-        if "refused" in answer or "error" in answer or answer.get("outcome") in _FATAL:
+        if "refused" in answer or "error" in answer or (answer.get("outcome") in _FATAL and not answer.get("usable")):
             self.close()
         if "refused" in answer:
             raise DeviceError(answer["refused"])

@@ -44,6 +44,7 @@ class Device:
         self._shape = ""
         self._problem: Any = None
         self._checks: dict[str, Json] = {}
+        self.opening = False
 
     def hello(self) -> Json:
         """What card and software this is."""
@@ -82,7 +83,9 @@ class Device:
     def _open(self, shape: str) -> Any:
         if shape != self._shape:
             self._problem, self._shape = None, ""  # let go of the last one's memory first
+            self.opening = True
             self._problem, self._shape = self.bench.open_problem(parse_shape(shape), _DEVICE), shape
+            self.opening = False
             self.bench.warm_up(_DEVICE)
         return self._problem
 
@@ -93,12 +96,14 @@ class Device:
 
 def answer(device: Device, request: Json) -> Json:
     """One request's answer."""
+    device.opening = False
     ops = {"check": device.check, "measure": device.measure, "time": device.time, "interleave": device.interleave}
     started = time.perf_counter()
     try:
         reply = device.hello() if request["op"] == "hello" else ops[request["op"]](request)
     except MeasurementError as error:
-        reply = {"outcome": error.outcome, "detail": error.detail}
+        # tensors that do not fit the free memory say nothing about the context
+        reply = {"outcome": error.outcome, "detail": error.detail, "usable": device.opening}
     except KdatuneError as error:
         reply = {"refused": str(error)}
     except Exception:  # noqa: BLE001 - told to the parent with its traceback, which raises it there
