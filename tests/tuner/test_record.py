@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -21,6 +24,7 @@ from kdatune_tuner.recording import load_recording
 from kdatune_tuner.worker import DeviceError
 from kdatune_tuner.worker import DeviceModules
 
+SERVICE_LIBRARIES = ("optuna", "sqlalchemy", "alembic", "typer", "rich", "pydantic", "fastapi", "uvicorn")
 SHAPES = [parse_shape("N=1,H=4,T=1024"), parse_shape("N=2,H=4,T=2048")]
 K1S = [c for c in k1_configs() if c.variant == "triton"]
 K2S = [c for c in k2_configs() if c.variant == "triton"]
@@ -137,4 +141,21 @@ def test_without_a_card_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     with pytest.raises(DeviceError):
         Recorder(path, SHAPES, command="x", modules=DeviceModules("nothing_here", "nothing_here")).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_runs_where_only_torch_is_installed(tmp_path: Path) -> None:
+    """No library of the service may be needed on the machine with the card."""
+    root = Path(__file__).parents[2]
+    code = (
+        "import sys, runpy\n"
+        f"for name in {SERVICE_LIBRARIES}: sys.modules[name] = None\n"
+        f"sys.argv = ['record', {str(tmp_path / 'a.gz')!r}]\n"
+        "runpy.run_module('kdatune_tuner.record', run_name='__main__')\n"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{root / 'kernels'}:{root / 'tuner'}"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("kdatune: ")
+    assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,7 @@ class Watch:
             disable=not (sys.stderr.isatty() if enabled is None else enabled),
             transient=True,
         )
-        self._task = self._bar.add_task("", best="-", start=True)
+        self._task = self._bar.add_task("", best="-", visible=False)
         self._shapes = (1, 1)
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class Watch:
         at = f"[{number}/{count}] " if count > 1 else ""
         # markup: the bracket of the counter is escaped
         text = f"{at}{shape.key()} {stage}".replace("[", "\\[")
-        self._bar.reset(self._task, total=total, description=text, best="-")
+        self._bar.reset(self._task, total=total, description=text, best="-", visible=True)
 
     def trial(self, done: int, best_us: float | None, last_us: float | None) -> None:
         """A trial is finished."""

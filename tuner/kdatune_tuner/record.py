@@ -3,9 +3,13 @@
 Phase 1 compiles and checks in parallel child processes, where a hang or a crash costs one child and types one config.
 Phase 2 times, one config after another in one child, so that nothing else runs on the card. Every row is on disk as soon
 as it is known; the same command goes on where an earlier one stopped.
+
+Needs nothing but torch and Triton: on a machine without the other libraries `python -m kdatune_tuner.record FILE
+[LIMIT_SECONDS]` does what `kdatune record` does.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 
+from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k1_configs
@@ -34,6 +39,7 @@ from kdatune_kernels.spec import to_json
 from kdatune_tuner.objective import StageConfig
 from kdatune_tuner.recording import SweepWriter
 from kdatune_tuner.recording import meta_row
+from kdatune_tuner.recording import recorded_shapes
 from kdatune_tuner.store.records import rfc3339
 from kdatune_tuner.store.records import utc_now
 from kdatune_tuner.worker import DeviceModules
@@ -278,3 +284,28 @@ def _key(row: Json) -> tuple[object, ...]:
             return ("pair", row["i1"], row["i2"], row["shape"])
         case kind:
             return (kind,)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The sweep without the command line's libraries. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+    def say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    if not 1 <= len(arguments) <= 2 or not all(part.isdigit() for part in arguments[1:]):
+        say("usage: python -m kdatune_tuner.record FILE [LIMIT_SECONDS]")
+        return 2
+    limit = float(arguments[1]) if len(arguments) == 2 else None
+    path = Path(arguments[0])
+    command = f"kdatune record --out {path.name}"
+    try:
+        say(str(Recorder(path, recorded_shapes(), command=command, limit_seconds=limit, say=say).run()))
+    except KdatuneError as error:
+        say(f"kdatune: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
