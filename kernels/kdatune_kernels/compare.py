@@ -1,0 +1,257 @@
+"""Ours beside every peer that can be imported, in one run: interleaved CUDA graphs, errors against fp64.
+
+Run as a program where only torch and Triton are installed: `python -m kdatune_kernels.compare --set headline`; `kdatune bench`
+is the same with the service's settings.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+from typing import Any
+
+import torch
+
+from kdatune_kernels import bench
+from kdatune_kernels import gpu
+from kdatune_kernels import kda
+from kdatune_kernels import reference
+from kdatune_kernels import samples
+from kdatune_kernels.resolve import launcher
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import parse_shape
+from kdatune_kernels.spec import to_json
+
+_SKEWED = f"N=6,T=8192,varlen=true,longest_tokens={max(samples.SKEWED_LENGTHS)}"
+SHAPE_SETS: dict[str, tuple[str, ...]] = {
+    "headline": (
+        *(f"N=1,H={h},T={t}" for h in (64, 96) for t in (1024, 2048, 4096, 8192)),
+        *(text for h in (64, 96) for text in (f"{_SKEWED},H={h}", f"N=8,H={h},T=8192")),
+    ),
+    "small": tuple(f"N=1,H={h},T=8192" for h in (8, 16, 32)),
+    "batch": ("N=8,H=96,T=8192", "N=64,H=96,T=65536", "N=32,H=64,T=8192"),
+    "long": ("N=1,H=8,T=32768", "N=1,H=4,T=32768", "N=1,H=32,T=32768"),
+}
+_FP64_TOKENS = 8192
+_OPTIONS: dict[str, Any] = {
+    "use_qk_l2norm_in_kernel": True,
+    "use_gate_in_kernel": True,
+    "use_beta_sigmoid_in_kernel": True,
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What every system is called with: [B, T, heads, size], v-first fp32 state in and out."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    h0: torch.Tensor
+    lower_bound: float
+    cu_seqlens: torch.Tensor | None
+
+    def keywords(self) -> dict[str, Any]:
+        """The arguments of chunk_kda, ours and flash-linear-attention's."""
+        names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "lower_bound", "cu_seqlens")
+        return {name: getattr(self, name) for name in names} | {"initial_state": self.h0, "output_final_state": True}
+
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+Peer = Callable[[Arguments], Callable[[], Outputs]]
+
+
+def flash_kda(a: Arguments) -> Callable[[], Outputs]:
+    """FlashKDA's forward, fp32 state in and out. Raises ImportError where it is not installed."""
+    peer = importlib.import_module("flash_kda")
+    out, final = torch.empty_like(a.v), torch.empty_like(a.h0)
+
+    def call() -> Outputs:
+        peer.fwd(
+            a.q, a.k, a.v, a.g, a.beta, a.q.shape[-1] ** -0.5, out, a.A_log, a.dt_bias, a.lower_bound,
+            initial_state=a.h0, final_state=final, cu_seqlens=a.cu_seqlens,
+        )  # fmt: skip
+        return out, final
+
+    return call
+
+
+def fla(a: Arguments) -> Callable[[], Outputs]:
+    """flash-linear-attention's chunk_kda. Raises ImportError where it is not installed."""
+    peer = importlib.import_module("fla.ops.kda").chunk_kda
+    return lambda: peer(**a.keywords(), **_OPTIONS, safe_gate=True, state_v_first=True)
+
+
+def ours(config: LaunchConfig | None) -> Peer:
+    """chunk_kda with a config, None for the resolved one."""
+    return lambda a: lambda: _both(kda.chunk_kda(**a.keywords(), **_OPTIONS, state_v_first=True, config=config))
+
+
+def _both(outputs: tuple[torch.Tensor, torch.Tensor | None]) -> Outputs:
+    o, final = outputs
+    if final is None:
+        raise AssertionError("output_final_state was asked for")
+    return o, final
+
+
+PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
+
+
+def arguments(shape: Shape, device: str = "cuda", seed: int = 0) -> tuple[Arguments, samples.Sample]:
+    """Random inputs of a shape: packed with cu_seqlens where it is varlen, else a dense batch."""
+    sample = samples.make(samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, state_v_first=True)
+    names = ("q", "k", "v", "g", "beta")
+    if shape.varlen:
+        folded = {name: getattr(sample, name) for name in names}
+        ends = torch.tensor([0, *sample.lengths], device=device).cumsum(0)
+    else:
+        B, T = shape.N, shape.T // shape.N
+        folded = {name: getattr(sample, name).view(B, T, *getattr(sample, name).shape[2:]) for name in names}
+        ends = None
+    if sample.initial_state is None:
+        raise AssertionError("samples.make was asked for a state")
+    made = Arguments(**folded, A_log=sample.A_log, dt_bias=sample.dt_bias, h0=sample.initial_state,
+                     lower_bound=sample.lower_bound, cu_seqlens=ends)  # fmt: skip
+    return made, sample
+
+
+def compare(shape: Shape, peers: Sequence[str], rounds: int = 9) -> dict[str, Any]:
+    """One row: median times in us of ours, the default and each peer, taken in one run, and error ratios against fp64.
+
+    A peer that cannot be imported, or that fails on the shape, is None with the reason under "unavailable".
+    """
+    a, sample = arguments(shape)
+    card = gpu.current()
+    systems: dict[str, Peer] = {"ours": ours(None), "default": ours(default_config(shape, card))}
+    systems |= {name: PEERS[name] for name in peers}
+    row: dict[str, Any] = {"shape": shape.key(), "unavailable": {}}
+    want = None
+    if shape.T <= _FP64_TOKENS:
+        want = reference.recurrence(**sample.tensors(), lengths=list(sample.lengths), state_v_first=True)
+    graphs: dict[str, bench.Graph] = {}
+    for name, system in systems.items():
+        row[f"{name}_us"] = row[f"{name}_o_error_ratio"] = row[f"{name}_state_error_ratio"] = None
+        try:
+            call = system(a)
+            o, final = call()
+            torch.cuda.synchronize()
+            if want is not None:
+                row[f"{name}_o_error_ratio"] = reference.error_ratio(o.view_as(want[0]), want[0])
+                row[f"{name}_state_error_ratio"] = reference.error_ratio(final, want[1])
+                row[f"{name}_worst_window"] = reference.worst_window(o.reshape(want[0].shape), want[0])
+            graphs[name] = bench.capture(functools.partial(_same, call), 1)
+        except ImportError as error:
+            row["unavailable"][name] = f"not installed: {error}"
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            if name in ("ours", "default"):
+                raise
+            row["unavailable"][name] = f"{type(error).__name__}: {error}"[:200]
+    del want
+    for name, times in zip(graphs, bench.interleave(list(graphs.values()), rounds), strict=True):
+        row[f"{name}_us"] = round(statistics.median(times), 2)
+        row[f"{name}_p20_us"], row[f"{name}_p80_us"] = (round(x, 2) for x in _p20_p80(times))
+    for name in peers:
+        if row[f"{name}_us"]:
+            row[f"speedup_vs_{name}"] = round(row[f"{name}_us"] / row["ours_us"], 4)
+    row["speedup_vs_default"] = round(row["default_us"] / row["ours_us"], 4)
+    answer = launcher.resolve(_as_called(shape), card)
+    row["match"], row["config"] = answer.match, to_json(answer.config)
+    return row
+
+
+def _same(call: Callable[[], Outputs], _: int) -> Callable[[], Outputs]:
+    return call
+
+
+def _as_called(shape: Shape) -> Shape:
+    return Shape(**{**to_json(shape), "state_v_first": True})
+
+
+def _p20_p80(times: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
+
+
+def run(shapes: Sequence[Shape], peers: Sequence[str], say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The whole comparison as one document: provenance, one row a shape, geomean and least speed-up a peer."""
+    bench.warm_up()
+    rows = []
+    for shape in shapes:
+        rows.append(compare(shape, peers))
+        say(line(rows[-1], peers))
+        torch.cuda.empty_cache()
+    card, build = gpu.current(), gpu.current_build()
+    document: dict[str, Any] = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "gpu": to_json(card),
+        "build": to_json(build),
+        "method": "whole calls in CUDA graphs, replays interleaved, order rotated, median of 9; fp32 state in and out, v-first",
+        "rows": rows,
+    }
+    for name in peers:
+        ratios = [row[f"speedup_vs_{name}"] for row in rows if f"speedup_vs_{name}" in row]
+        if ratios:
+            document[f"geomean_vs_{name}"] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
+            document[f"least_vs_{name}"] = min(ratios)
+    return document
+
+
+def line(row: dict[str, Any], peers: Sequence[str]) -> str:
+    """One row for people."""
+
+    def shown(name: str) -> str:
+        return f"{row[f'{name}_us']:9.1f}" if row.get(f"{name}_us") else f"{'-':>9}"
+
+    ratios = " ".join(f"{row.get(f'speedup_vs_{name}', math.nan):6.3f}x" for name in peers)
+    error = row["ours_o_error_ratio"]
+    tail = "" if error is None else f"  o {error:.2e} state {row['ours_state_error_ratio']:.2e}"
+    return f"{row['shape']:<52}{shown('ours')}{shown('default')}{''.join(shown(p) for p in peers)}  {ratios}{tail}"
+
+
+def shapes_of(set_name: str | None, keys: Sequence[str]) -> Iterator[Shape]:
+    """The shapes of a named set and of shape keys. Raises ShapeError for a key that cannot be read."""
+    yield from (parse_shape(key) for key in (*(SHAPE_SETS[set_name] if set_name else ()), *keys))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m kdatune_kernels.compare`: the table on stderr, with --json the document on stdout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", choices=sorted(SHAPE_SETS), default=None)
+    parser.add_argument("--shape", action="append", default=[])
+    parser.add_argument("--peers", default="flash_kda,fla")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    peers = [name for name in options.peers.split(",") if name]
+    unknown = [name for name in peers if name not in PEERS]
+    if unknown:
+        parser.error(f"unknown peer {unknown[0]!r}; known: {', '.join(PEERS)}")
+    shapes = list(shapes_of(options.set or (None if options.shape else "headline"), options.shape))
+    sys.stderr.write(f"{'shape':<52}{'ours_us':>9}{'default':>9}{''.join(f'{p:>9}' for p in peers)}\n")
+    document = run(shapes, peers, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201  the progress
+    for name in peers:
+        if f"geomean_vs_{name}" in document:
+            sys.stderr.write(
+                f"geomean over {name}: {document[f'geomean_vs_{name}']}x, least {document[f'least_vs_{name}']}x\n"
+            )
+    if options.json:
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
