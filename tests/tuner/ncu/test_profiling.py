@@ -29,6 +29,7 @@ from kdatune_tuner.promote import Decision
 from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import queries
 from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.profiles import champions_without_counters
 from kdatune_tuner.store.profiles import find_profile
 from kdatune_tuner.store.profiles import newest_profiles
 from kdatune_tuner.store.profiles import profiled_gpus
@@ -173,6 +174,25 @@ def test_an_unmeasured_config_is_measured_first_and_a_failing_one_says_so(
         (run,) = queries.page_runs(s)
         assert (run.trigger, run.sampler, run.outcome_counts) == ("profile", "none", {"ok": 1, "incorrect": 1})
         assert len(queries.page_profiles(s)) == 4
+
+
+def test_a_champion_wants_counters_until_it_has_those_of_both_stages(
+    engine, backend, ledger, make_ncu, answer, t1024, t8192
+) -> None:
+    def wanting() -> list[str]:
+        with reading(engine) as s:
+            return [champion.shape.key() for champion in champions_without_counters(s, backend.gpu)]
+
+    assert wanting() == [t8192.shape.key()]
+    make_ncu(report=t1024.content, answer=answer)  # holds the champion's K2 only
+    profile_shape(engine, backend, t8192.shape, ["champion"], How())
+    assert wanting() == [t8192.shape.key()]
+    make_ncu(report=t8192.content, answer=answer)
+    profile_shape(engine, backend, t8192.shape, ["champion"], How())
+    assert wanting() == []
+    known = ledger.known("kda")
+    serve(ledger, known[t8192.configs["two-warp"]].measurement_id)
+    assert wanting() == [t8192.shape.key()]
 
 
 def test_a_stage_that_the_report_lacks_is_unavailable(engine, backend, ledger, make_ncu, answer, t1024, t8192) -> None:

@@ -8,10 +8,13 @@ from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from kdatune_kernels.match import Champion
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.models import GpuModel
@@ -20,6 +23,7 @@ from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import ProfileModel
 from kdatune_tuner.store.records import NewProfile
 from kdatune_tuner.store.records import ProfileRow
+from kdatune_tuner.store.records import rfc3339
 from kdatune_tuner.store.rows import profile_row
 
 
@@ -81,6 +85,26 @@ def newest_profiles(s: Session, gpu: Gpu, shape: Shape) -> list[StoredProfile]:
         one = StoredProfile(profile_row(row), row[1].median_us)
         found.setdefault((one.row.config_json, one.row.stage), one)
     return list(found.values())
+
+
+def champions_without_counters(s: Session, gpu: Gpu) -> list[Champion]:
+    """Champions of a card, oldest generation first, that have no counters of both stages since they were measured.
+
+    What a nightly run profiles. Where counters are unavailable for a reason of the machine, one attempt tells for all.
+    """
+    return [champion for champion in queries.champions(s, gpu) if not _has_counters(s, gpu, champion)]
+
+
+def _has_counters(s: Session, gpu: Gpu, champion: Champion) -> bool:
+    config = canonical(champion.config)
+    fresh = {
+        one.row.stage
+        for one in newest_profiles(s, gpu, champion.shape)
+        if one.row.config_json == config
+        and one.row.counters is not None
+        and (champion.measured_at is None or rfc3339(one.row.profiled_at) >= champion.measured_at)
+    }
+    return fresh == {"k1", "k2"}
 
 
 def profiled_gpus(s: Session, shape: Shape) -> list[Gpu]:
