@@ -49,15 +49,15 @@ def bounds(spans, n, i, segments):
 
 @triton.jit(do_not_specialize=["H", "NC", "segments"])
 def maps_kernel(
-    KQ, KG, AI, DEC, v, maps, diagonals, starts, spans, v_stride_t, NC, H, segments,
+    KQ, KG, AI, DEC, v, maps, diagonals, ends, spans, v_stride_t, NC, H, segments,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
-    V_FIRST: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
+    HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass A: BR rows of the transposed map or of the transposed state of one segment.
 
     maps: [N, segments - 1, H, K, K] fp16, M^T times MAP_SCALE with a zero diagonal; diagonals: [N, segments - 1, H, K]
-    fp32. starts: [N, segments, H, K, V] fp32, or [.., V, K] if V_FIRST; R of segment i goes into row i + 1. The last
-    segment has no part here, so every chunk met is whole.
+    and ends: [N, segments - 1, H, V, K], the transposed R, fp32. The last segment has no part here, so every chunk met is
+    whole.
     """
     TILE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     UNSCALE: tl.constexpr = 1.0 / AI_SCALE if HALF else 1.0
@@ -90,22 +90,22 @@ def maps_kernel(
         x = tl.trans(vals).to(tl.float32) - dot(narrow(X, tl.bfloat16), tl.trans(kd), none)
         u = narrow(dot(narrow(x, TILE), tl.trans(inv), none) * UNSCALE, TILE)
         X = dot(u, kr, X * decay[None, :])
+    place = ((n * (segments - 1) + i) * H + h).to(tl.int64)
+    in_rows = row[:, None] * K + key[None, :]
     if is_map:
-        map_row = ((n * (segments - 1) + i) * H + h).to(tl.int64) * K + row
-        tl.store(diagonals + map_row, tl.sum(tl.where(eye, X, 0.0), 1))
-        tl.store(maps + map_row[:, None] * K + key[None, :], tl.where(eye, 0.0, X * MAP_SCALE).to(tl.float16))
+        tl.store(diagonals + place * K + row, tl.sum(tl.where(eye, X, 0.0), 1))
+        tl.store(maps + place * (K * K) + in_rows, tl.where(eye, 0.0, X * MAP_SCALE).to(tl.float16))
     else:
-        at = row[:, None] * K + key[None, :] if V_FIRST else key[None, :] * V + row[:, None]
-        tl.store(starts + ((n * segments + i + 1) * H + h).to(tl.int64) * (K * V) + at, X)
+        tl.store(ends + place * (K * V) + in_rows, X)
 
 
 @triton.jit(do_not_specialize=["H", "segments"])
 def combine_kernel(
-    maps, diagonals, starts, h0, spans, segment_spans, H, segments,
+    maps, diagonals, ends, starts, h0, spans, segment_spans, H, segments,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
     HAS_H0: tl.constexpr, V_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Pass B: BV columns of one chain's start states, in place over the R that pass A left in `starts`.
+    """Pass B: BV columns of one chain's start states. starts: [N, segments, H, K, V] fp32, or [.., V, K] if V_FIRST.
 
     Also writes segment_spans: [N * segments, 4] int32, the `spans` of the segments; segments <= 64.
     """
@@ -134,32 +134,24 @@ def combine_kernel(
     S = tl.zeros([K, BV], tl.float32)
     if HAS_H0:
         S += tl.load(h0 + chain.to(tl.int64) * (K * V) + at).to(tl.float32)
-    state = (n * segments * H + h).to(tl.int64)
+    to = starts + (n * segments * H + h).to(tl.int64) * (K * V) + at
+    stride = H.to(tl.int64) * (K * V)  # from one segment's state to the next
     for i in range(leading + 1):
-        tl.store(starts + (state + i * H) * (K * V) + at, S)
-    first_map = ((n * (segments - 1) + leading) * H + h).to(tl.int64) * K
+        tl.store(to + i * stride, S)
+    place = ((n * (segments - 1) + leading) * H + h).to(tl.int64)
     none = tl.zeros([K, BV], tl.float32)
-    for i in range(parts - 1):
-        map_row = first_map + i * (H * K)
-        M = tl.trans(tl.load(maps + map_row * K + in_map))
-        d = tl.load(diagonals + map_row + key)
-        to = starts + (state + (leading + 1 + i) * H) * (K * V) + at
-        r = tl.load(to)
+    for i in range(leading + 1, segments):
+        M = tl.trans(tl.load(maps + place * (K * K) + in_map))
+        d = tl.load(diagonals + place * K + key)
+        r = tl.load(ends + place * (K * V) + val[None, :] * K + key[:, None])
         # every column in fp16 after an exact scaling: its largest entry is in [1, 2)
         top = tl.max(tl.abs(S), 0).to(tl.int32, bitcast=True) & 0x7F800000
         top = tl.minimum(tl.maximum(top, 67 << 23), 187 << 23)
         narrowed = (S * (0x7F000000 - top).to(tl.float32, bitcast=True)[None, :]).to(tl.float16)
         grow = top.to(tl.float32, bitcast=True) * (1.0 / MAP_SCALE)
         S = S * d[:, None] + (dot(M, narrowed, none) * grow[None, :] + r)
-        tl.store(to, S)
-
-
-_MAPS_STAGES = 8
-_MAPS_LAG = 2
-_MAPS_PDL = False
-_COLUMNS = 32
-_COMBINE_STAGES = 4
-_COMBINE_PDL = True
+        tl.store(to + i * stride, S)
+        place += H
 
 
 @dataclass(frozen=True)
@@ -168,17 +160,19 @@ class Scratch:
 
     maps: torch.Tensor
     diagonals: torch.Tensor
+    ends: torch.Tensor
     starts: torch.Tensor
     spans: torch.Tensor
 
 
 def scratch(sequences: int, heads: int, segments: int, K: int, V: int, device: torch.device) -> Scratch:
-    """About 97 KiB a segment of a chain (K = V = 128)."""
-    rows = sequences * (segments - 1) * heads * K
+    """About 160 KiB a segment of a chain (K = V = 128)."""
+    f32, places = torch.float32, sequences * (segments - 1) * heads
     return Scratch(
-        maps=torch.empty(rows, K, dtype=torch.float16, device=device),
-        diagonals=torch.empty(rows, dtype=torch.float32, device=device),
-        starts=torch.empty(sequences * segments, heads, K, V, dtype=torch.float32, device=device),
+        maps=torch.empty(places, K, K, dtype=torch.float16, device=device),
+        diagonals=torch.empty(places, K, dtype=f32, device=device),
+        ends=torch.empty(places, V, K, dtype=f32, device=device),
+        starts=torch.empty(sequences * segments, heads, K, V, dtype=f32, device=device),
         spans=torch.empty(sequences * segments, 4, dtype=torch.int32, device=device),
     )
 
@@ -209,15 +203,15 @@ def _passes_triton(
     rows, columns = 64, 32
     a = functools.partial(
         maps_kernel[(tables.sequences * (P - 1) * heads * ((K + V) // rows),)],
-        ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, buffers.maps, buffers.diagonals, buffers.starts, tables.spans, p.v.stride(0),
-        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=rows, V_FIRST=p.state_v_first,
-        HALF=ws.KG.dtype == torch.float16, STAGES=3, num_warps=4,
+        ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, buffers.maps, buffers.diagonals, buffers.ends, tables.spans, p.v.stride(0),
+        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=rows, HALF=ws.KG.dtype == torch.float16, STAGES=3,
+        num_warps=4,
     )  # fmt: skip
     b = functools.partial(
         combine_kernel[(tables.sequences * heads * (V // columns),)],
-        buffers.maps, buffers.diagonals, buffers.starts, p.h0 if p.h0 is not None else ws.DEC, tables.spans,
-        buffers.spans, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BV=columns,
-        HAS_H0=p.h0 is not None, V_FIRST=p.state_v_first, num_warps=8,
+        buffers.maps, buffers.diagonals, buffers.ends, buffers.starts, p.h0 if p.h0 is not None else ws.DEC,
+        tables.spans, buffers.spans, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BV=columns, HAS_H0=p.h0 is not None,
+        V_FIRST=p.state_v_first, num_warps=8,
     )  # fmt: skip
     return a, b
 
@@ -233,14 +227,12 @@ def _passes_sm90(
         segments_sm90.maps_sm90[(tables.sequences * (P - 1) * heads,)],
         described(ws.KQ, CHUNK_TOKENS, K), described(ws.KG, CHUNK_TOKENS, K), described(ws.AI, CHUNK_TOKENS, CHUNK_TOKENS),
         launch.described_decay(ws.DEC), described(launch.flat(p.v), CHUNK_TOKENS, V), buffers.maps, buffers.diagonals,
-        buffers.starts, tables.spans, tables.chunks, heads, P, K=K, V=V, STAGES=_MAPS_STAGES, LAG=_MAPS_LAG,
-        V_FIRST=p.state_v_first, num_warps=4, maxnreg=128, launch_pdl=_MAPS_PDL,
+        buffers.ends, tables.spans, tables.chunks, heads, P, K=K, V=V, STAGES=8, num_warps=4, maxnreg=96,
     )  # fmt: skip
-    columns = _COLUMNS
     b = functools.partial(
-        segments_sm90.combine_sm90[(tables.sequences * heads * (V // columns),)],
-        described(buffers.maps, K, K), buffers.diagonals, buffers.starts, p.h0 if p.h0 is not None else ws.DEC,
-        tables.spans, buffers.spans, heads, P, K=K, V=V, BV=columns, STAGES=_COMBINE_STAGES, HAS_H0=p.h0 is not None,
-        V_FIRST=p.state_v_first, num_warps=8, launch_pdl=_COMBINE_PDL,
+        segments_sm90.combine_sm90[(tables.sequences * heads * (V // 16),)],
+        buffers.maps, buffers.diagonals, buffers.ends, buffers.starts, p.h0 if p.h0 is not None else ws.DEC,
+        tables.spans, buffers.spans, heads, P, K=K, V=V, HAS_H0=p.h0 is not None, V_FIRST=p.state_v_first, num_warps=8,
+        launch_pdl=True,
     )  # fmt: skip
     return a, b
