@@ -1,11 +1,14 @@
 """The app: `create_app()`, started by its import string "kdatune_api.app:create_app" with factory=True."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
 
+from kdatune_api.auth import Gate
+from kdatune_api.auth import listening_host
 from kdatune_api.champions import CHECK_EVERY_SECONDS
 from kdatune_api.champions import ChampionCache
 from kdatune_api.deps import Database
@@ -21,9 +24,15 @@ from kdatune_api.routes import configs
 from kdatune_api.routes import demand
 from kdatune_api.routes import health
 from kdatune_api.routes import listings
+from kdatune_api.routes import results
+from kdatune_api.routes import rollback
 from kdatune_api.routes import snapshots
 from kdatune_kernels import __version__
+from kdatune_kernels.errors import StoreError
+from kdatune_tuner.exposure import refuse_strangers
 from kdatune_tuner.settings import Settings
+
+log = logging.getLogger("kdatune.api")
 
 MAX_DEMAND_BYTES = 256 << 10
 
@@ -39,7 +48,8 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
     settings = settings or Settings()
     metrics = Metrics()
     database = Database(settings.database_url)
-    service = Service(settings, database, ChampionCache(database.engine, metrics, check_every_seconds), metrics)
+    cache = ChampionCache(database.engine, metrics, check_every_seconds)
+    service = Service(settings, database, cache, metrics, Gate(settings, database.engine))
     app = FastAPI(
         title=TITLE,
         version=__version__,
@@ -56,8 +66,9 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
         Surround,
         metrics=metrics,
         body_limit=lambda path: min(limits.get(path, settings.max_body_bytes), settings.max_body_bytes),
+        admit=service.gate.reader,
     )
-    for module in (configs, snapshots, listings, demand, health):
+    for module in (configs, snapshots, listings, demand, results, rollback, health):
         app.include_router(module.router)
     return app
 
@@ -66,8 +77,12 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     configure_logging()
     service: Service = app.state.service
-    service.champions.warm()
     try:
+        refuse_strangers(service.database.engine, listening_host(service.settings))
+        service.champions.warm()
         yield
+    except StoreError as error:
+        log.critical("%s", error)
+        raise
     finally:
         service.close()

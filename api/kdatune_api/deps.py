@@ -11,6 +11,7 @@ from fastapi import Request
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from kdatune_api.auth import Gate
 from kdatune_api.champions import ChampionCache
 from kdatune_api.metrics import Metrics
 from kdatune_api.problems import INVALID_REQUEST
@@ -58,6 +59,7 @@ class Service:
     database: Database
     champions: ChampionCache
     metrics: Metrics
+    gate: Gate
 
     def reading(self) -> AbstractContextManager[Session]:
         """A session for one request's reads. Raises StoreError, on entering, when the database cannot be used."""

@@ -1,10 +1,13 @@
 """What surrounds every request: its id, its limits, its one log line, its metrics, the answer to what went wrong."""
 
+import asyncio
 import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Mapping
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp
@@ -16,11 +19,17 @@ from starlette.types import Send
 from kdatune_api import logs
 from kdatune_api import problems
 from kdatune_api.metrics import Metrics
+from kdatune_kernels.errors import StoreError
 
 log = logging.getLogger("kdatune.api")
 
 MAX_TARGET_BYTES = 8192
 """Longest path and query together. The longest valid request is well under 1 KiB."""
+MAX_HEADER_BYTES = 16384
+"""Names and values of all headers together; the server itself reads at most 64 KiB of them."""
+MAX_HEADERS = 100
+BODY_SECONDS = 30.0
+"""For a body to arrive: one that drips must not hold a connection for ever."""
 
 UNMATCHED = "unmatched"
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -36,17 +45,32 @@ class BodyTooLargeError(HTTPException):
         super().__init__(413, f"the body is larger than {limit_bytes} bytes; send it in smaller batches")
 
 
+class BodyTooSlowError(HTTPException):
+    """Raised while a body is read that does not come to its end."""
+
+    def __init__(self) -> None:
+        super().__init__(408, f"the body did not arrive within {BODY_SECONDS:g} s; send it again")
+
+
 class Surround:
     """Pure ASGI middleware (a wrapping task per request, as BaseHTTPMiddleware makes, costs more than the answer).
 
     Args:
         body_limit: gives the largest body of a path, in bytes.
+        admit: raises ProblemError for a request that may not read.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, body_limit: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        body_limit: Callable[[str], int],
+        admit: Callable[[Scope], Awaitable[None]],
+    ) -> None:
         self.app = app
         self.metrics = metrics
         self.body_limit = body_limit
+        self.admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,6 +118,22 @@ class Surround:
             detail = f"path and query are {target_bytes} bytes; at most {MAX_TARGET_BYTES} are read"
             await _problem(send, scope, problems.QUERY_TOO_LONG, detail)
             return
+        headers = scope["headers"]
+        header_bytes = sum(len(name) + len(value) for name, value in headers)
+        if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
+            detail = (
+                f"{len(headers)} headers of {header_bytes} bytes; at most {MAX_HEADERS} of {MAX_HEADER_BYTES} are read"
+            )
+            await _problem(send, scope, problems.HEADERS_TOO_LARGE, detail)
+            return
+        try:
+            await self.admit(scope)
+        except problems.ProblemError as error:
+            await _problem(send, scope, error.kind, error.detail, error.headers)
+            return
+        except StoreError as error:
+            await _problem(send, scope, problems.UNAVAILABLE, str(error))
+            return
         await self.app(scope, receive, send)
 
     def _account(self, scope: Scope, method: str, status: int, seconds: float) -> None:
@@ -113,15 +153,24 @@ def _request_id(given: bytes | None) -> str:
 
 
 def _bounded(receive: Receive, limit_bytes: int, headers: dict[bytes, bytes]) -> Receive:
-    """`receive` that raises BodyTooLargeError when the body is, or says it will be, over the limit."""
+    """`receive` that raises BodyTooLargeError when the body is, or says it will be, over the limit, or is too slow."""
     read_bytes = 0
+    deadline: float | None = None
+    complete = False  # then the next message is the end of the connection, which may be waited for as long as it takes
     declared = headers.get(b"content-length", b"0")
 
     async def receive_on() -> Message:
-        nonlocal read_bytes
+        nonlocal read_bytes, deadline, complete
         if declared.isdigit() and int(declared[:20]) > limit_bytes:
             raise BodyTooLargeError(limit_bytes)
-        message = await receive()
+        if deadline is None:
+            deadline = time.monotonic() + BODY_SECONDS
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic()) if not complete else None):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlowError from None
+        complete = complete or not message.get("more_body", False)
         if message["type"] == "http.request":
             read_bytes += len(message.get("body", b""))
             if read_bytes > limit_bytes:
@@ -131,8 +180,10 @@ def _bounded(receive: Receive, limit_bytes: int, headers: dict[bytes, bytes]) ->
     return receive_on
 
 
-async def _problem(send: Send, scope: Scope, kind: problems.Kind | int, detail: str) -> None:
-    response = problems.make_response(scope["path"], scope["state"]["request_id"], kind, detail)
+async def _problem(
+    send: Send, scope: Scope, kind: problems.Kind | int, detail: str, headers: Mapping[str, str] | None = None
+) -> None:
+    response = problems.make_response(scope["path"], scope["state"]["request_id"], kind, detail, headers=headers)
     await response(scope, _nothing, send)
 
 

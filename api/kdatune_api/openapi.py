@@ -24,6 +24,12 @@ TITLE = "kdatune"
 DESCRIPTION = "Tuned launch configs of GPU kernels: what to launch on a card for a problem shape, and why."
 
 _FIRST_ERROR = 400
+SECURITY_SCHEME = "bearer"
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "made by `kdatune token create`; which scope an operation needs is in its `security`",
+}
 _HEADER = {"schema": {"type": "string"}}
 CACHED: Responses = {
     200: {
@@ -50,6 +56,7 @@ def openapi_of(app: FastAPI) -> Json:
             for status, response in operation["responses"].items():
                 if int(status) >= _FIRST_ERROR and "content" in response:
                     response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
+        document["components"]["securitySchemes"] = {SECURITY_SCHEME: _BEARER}
         app.openapi_schema = document
     return app.openapi_schema
 

@@ -67,8 +67,28 @@ UNSUPPORTED = Kind(
     "No launch config runs this",
     "The problem shape or the card is outside what the kernels run; `detail` names the limit.",
 )
+UNAUTHENTICATED = Kind(
+    "unauthenticated",
+    401,
+    "A valid token is needed",
+    "Send `Authorization: Bearer TOKEN`; the token is missing, unknown, revoked or past its end.",
+)
+FORBIDDEN = Kind(
+    "forbidden", 403, "The token may not do this", "The token is valid, but lacks the scope that `detail` names."
+)
+UNKNOWN_PROMOTION = Kind("unknown-promotion", 404, "No promotion has this id", "See /v1/promotions.")
+CONFLICT = Kind(
+    "conflict",
+    409,
+    "The request does not fit what is stored",
+    "Another promotion is served by now, for example; look again, then decide.",
+)
 BODY_TOO_LARGE = Kind("body-too-large", 413, "The request body is too large", "Send it in smaller batches.")
 QUERY_TOO_LONG = Kind("query-too-long", 414, "The path and query are too long", "No valid request is this long.")
+HEADERS_TOO_LARGE = Kind(
+    "headers-too-large", 431, "The request headers are too large", "No valid request has this many or such long ones."
+)
+BODY_TOO_SLOW = Kind("body-too-slow", 408, "The request body came too slowly", "Send it again, in one go.")
 NOT_JSON = Kind("not-json", 415, "The request body is not JSON", "Send Content-Type: application/json.")
 UNAVAILABLE = Kind(
     "database-unavailable",
@@ -76,7 +96,23 @@ UNAVAILABLE = Kind(
     "The database cannot be used",
     "It is missing, unreachable, locked or of another schema; `detail` says what to do. Retry later.",
 )
-PROBLEMS = (INVALID_REQUEST, UNKNOWN_GPU, UNSUPPORTED, BODY_TOO_LARGE, QUERY_TOO_LONG, NOT_JSON, UNAVAILABLE)
+PROBLEMS = (
+    INVALID_REQUEST,
+    UNAUTHENTICATED,
+    FORBIDDEN,
+    UNKNOWN_GPU,
+    UNKNOWN_PROMOTION,
+    CONFLICT,
+    UNSUPPORTED,
+    BODY_TOO_LARGE,
+    BODY_TOO_SLOW,
+    QUERY_TOO_LONG,
+    HEADERS_TOO_LARGE,
+    NOT_JSON,
+    UNAVAILABLE,
+)
+# What the router or the middleware says by a status alone.
+_KIND_OF: dict[int, Kind] = {kind.status: kind for kind in (BODY_TOO_LARGE, BODY_TOO_SLOW)}
 
 
 class FieldError(BaseModel):
@@ -112,13 +148,21 @@ class ProblemError(Exception):
         kind: the problem type.
         detail: what happened, with which value, and what to do.
         errors: each wrong field, for invalid-request.
+        headers: what the answer carries beside the usual.
     """
 
-    def __init__(self, kind: Kind, detail: str, errors: Sequence[FieldError] = ()) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.errors = tuple(errors)
+        self.headers = dict(headers or {})
 
 
 def invalid_parameter(name: str, detail: str) -> ProblemError:
@@ -219,7 +263,7 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 async def _on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)  # noqa: S101 - the handler is registered for this class only
-    return problem_response(request, error.kind, error.detail, errors=error.errors)
+    return problem_response(request, error.kind, error.detail, errors=error.errors, headers=error.headers)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -231,7 +275,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     }
     plain = error.detail == status_phrase(error.status_code)
     detail = details.get(error.status_code, error.detail) if plain else error.detail
-    kind = BODY_TOO_LARGE if error.status_code == BODY_TOO_LARGE.status else error.status_code
+    kind = _KIND_OF.get(error.status_code, error.status_code)
     return problem_response(request, kind, str(detail), headers=error.headers)
 
 

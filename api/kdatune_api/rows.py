@@ -126,6 +126,17 @@ class ProfileOut(KeyRow):
     profiled_at: str = Field(description=_TIME)
 
 
+class QuarantinedOut(KeyRow):
+    """A served config that launchers could not use. Only launchers say so: it is looked at, nothing follows of itself."""
+
+    config: ConfigJson = Field(description=_CONFIG)
+    config_hash: str
+    reason: str = Field(description="what the last launcher said")
+    count: int = Field(description="times that it was reported")
+    first_seen_at: str = Field(description=_TIME)
+    last_seen_at: str = Field(description=_TIME)
+
+
 class GpuOut(BaseModel):
     """A GPU model that is in the store."""
 

@@ -58,7 +58,7 @@ def _shape_key(value: str) -> str:
     return parse_shape(value).key()
 
 
-def _shape_body(value: Any) -> Any:
+def shape_body(value: Any) -> Any:
     """A Shape from its JSON, with the defaults of a shape key: only N, H and T must be there."""
     if not isinstance(value, dict):
         return value
@@ -227,7 +227,7 @@ class DemandItem(BaseModel):
 
     gpu: GpuName
     kernel: Kernel = "kda"
-    shape: Annotated[Shape, BeforeValidator(_shape_body)]
+    shape: Annotated[Shape, BeforeValidator(shape_body)]
     count: int = Field(
         default=1,
         ge=1,
@@ -250,8 +250,9 @@ class DemandStored(BaseModel):
     """What became of a batch of misses."""
 
     item_count: int = Field(description="items read")
-    key_count: int = Field(description="different keys among them")
+    key_count: int = Field(description="different keys among them that are stored")
     quarantined_count: int = Field(description="items that name a config which could not be used")
+    left_out_count: int = Field(description="new keys that are not stored: the table is full")
 
 
 class Health(BaseModel):

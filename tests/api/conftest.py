@@ -27,6 +27,7 @@ from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.settings import Settings
+from kdatune_tuner.store import access
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.engine import open_engine
 from kdatune_tuner.store.engine import upgrade
@@ -220,3 +221,14 @@ def helpers() -> Any:
             return {"gpu": gpu, **fields, **more}
 
     return Helpers()
+
+
+@pytest.fixture
+def make_token(engine: Engine) -> Callable[..., str]:
+    """Makes a token with these scopes (all, when none are named) in the migrated database, and gives it."""
+
+    def make(*scopes: str, **changes: Any) -> str:
+        with writing(engine) as s:
+            return access.create_token(s, "tester", scopes or list(access.Scope), access.Caller("a test"), **changes)[1]
+
+    return make

@@ -24,7 +24,10 @@ def stored(shelf):
 def test_misses_are_counted(client, shelf, helpers):
     item = {"gpu": "NVIDIA H200", "kernel": "kda", "shape": to_json(helpers.SHAPE), "count": 3}
     answer = client.post(URL, json={"items": [item, item, {**item, "gpu": "Other", "count": 1}]})
-    assert (answer.status_code, answer.json()) == (200, {"item_count": 3, "key_count": 2, "quarantined_count": 0})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"item_count": 3, "key_count": 2, "quarantined_count": 0, "left_out_count": 0},
+    )
     client.post(URL, json={"items": [{**item, "count": 4}]})
     assert stored(shelf) == {
         ("NVIDIA H200", "kda", "N=1,H=96,T=8192"): 10,

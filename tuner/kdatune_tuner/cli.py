@@ -12,6 +12,7 @@ from kdatune_kernels.errors import UsageError
 from kdatune_tuner import cli_profile
 from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
+from kdatune_tuner import cli_token
 from kdatune_tuner import cli_tune
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command("history")(cli_show.history)
 app.command("rollback")(cli_show.rollback)
 app.command("export-snapshot")(cli_show.export_snapshot)
 db.command("upgrade")(cli_show.db_upgrade)
+cli_token.register(app)
 
 
 def _version(asked: bool) -> None:

@@ -28,6 +28,7 @@ from kdatune_tuner.cli_tune import open_backend
 from kdatune_tuner.cli_tune import print_table
 from kdatune_tuner.cli_tune import row_of
 from kdatune_tuner.cli_tune import tune_all
+from kdatune_tuner.exposure import refuse_strangers
 from kdatune_tuner.progress import Watch
 from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import queries
@@ -54,6 +55,7 @@ def up(
     seconds = parse_seconds(budget, "--budget")
     with bind(host or settings.host, settings.port if port is None else port) as bound:
         upgrade(settings.database_url)
+        _refuse_strangers(settings, bound)
         gpu_name = _tune_defaults(settings, seconds, recording)
         _run(settings, bound, gpu_name)
 
@@ -64,6 +66,7 @@ def serve(host: HostOption = None, port: PortOption = None) -> None:
     with bind(host or settings.host, settings.port if port is None else port) as bound:
         with database(settings.database_url) as engine, reading(engine) as s:
             gpus = queries.gpus(s)
+        _refuse_strangers(settings, bound)
         _run(settings, bound, gpus[0].name if gpus else None)
 
 
@@ -93,6 +96,11 @@ def listen(bound: socket.socket) -> None:
         bound.listen(socket.SOMAXCONN)
     except OSError as error:
         raise _unavailable(error, *bound.getsockname()[:2]) from error
+
+
+def _refuse_strangers(settings: Settings, bound: socket.socket) -> None:
+    with database(settings.database_url) as engine:
+        refuse_strangers(lambda: engine, bound.getsockname()[0])
 
 
 def _unavailable(error: OSError, host: str, port: int) -> KdatuneError:
@@ -131,6 +139,7 @@ def _run(settings: Settings, bound: socket.socket, gpu_name: str | None) -> None
     os.environ["KDATUNE_DATABASE_URL"] = settings.database_url  # what the app reads, also where it was a default
     listen(bound)
     host, port = bound.getsockname()[:2]
+    os.environ["KDATUNE_HOST"] = host  # what the app looks at when it decides who may do what
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
     config = uvicorn.Config(APP, factory=True, log_level="warning", access_log=False)

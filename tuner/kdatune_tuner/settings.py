@@ -60,6 +60,11 @@ class Settings(BaseSettings):
     # Service
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body that is read")
     snapshot_max_age_s: int = Field(default=30, ge=0, description="Cache-Control max-age of a snapshot")
-    token_file: str | None = Field(
-        default=None, description="file of hashed bearer tokens and their scopes; none: no writes"
+    open_reads: bool = Field(
+        default=True, description="whether reading needs no token; false: only /healthz, /readyz and /version do not"
+    )
+    open_demand: bool = Field(
+        default=True,
+        description="whether launchers on this machine may report misses without a token; set it to false behind a "
+        "proxy that runs on the same machine",
     )

@@ -33,6 +33,7 @@ from kdatune_api.rows import GpuOut
 from kdatune_api.rows import MeasurementOut
 from kdatune_api.rows import ProfileOut
 from kdatune_api.rows import PromotionOut
+from kdatune_api.rows import QuarantinedOut
 from kdatune_api.rows import RunOut
 from kdatune_api.schemas import MAX_ID
 from kdatune_api.schemas import GpuName
@@ -44,6 +45,7 @@ from kdatune_kernels.spec import Kernel
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store import pages
+from kdatune_tuner.store.intake import page_quarantined
 from kdatune_tuner.store.profiles import find_profile
 from kdatune_tuner.store.records import Decision
 from kdatune_tuner.store.records import RunState
@@ -136,6 +138,15 @@ def report(profile_id: Annotated[Id, Path(description="id of the profile")], ser
     return FileResponse(
         file, media_type=_REPORT_TYPE, filename=name, headers={"Cache-Control": "private, max-age=86400"}
     )
+
+
+@router.get(
+    "/v1/quarantined",
+    summary="Served configs that launchers could not use, and why",
+    response_model=Page[QuarantinedOut],
+)
+def quarantined(query: Annotated[KeyQuery, Query()], service: ServiceDep, response: Response) -> Json:
+    return _page(service, response, query, page_quarantined, query.filters())
 
 
 @router.get("/v1/gpus", summary="Every GPU model that something was measured on", response_model=Page[GpuOut])

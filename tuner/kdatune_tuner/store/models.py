@@ -285,3 +285,71 @@ class DemandModel(Base):
     count: Mapped[int] = mapped_column(BigInteger)
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+
+
+class TokenModel(Base):
+    """A bearer token: its public prefix, the sha256 of the whole, and what it may do. The token itself is not kept.
+
+    scopes: names, sorted, one blank between. Rows are never deleted: the audit refers to them.
+    """
+
+    __tablename__ = "token"
+    __table_args__ = (UniqueConstraint("prefix"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    prefix: Mapped[str]
+    token_hash: Mapped[str]
+    scopes: Mapped[str]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class AuditModel(Base):
+    """Who wrote what, when, by which request. One row a write, in the transaction of the write. Rows are only added."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    happened_at: Mapped[datetime]
+    actor: Mapped[str]
+    token_id: Mapped[int | None] = mapped_column(ForeignKey("token.id"))
+    action: Mapped[str]
+    target: Mapped[str]
+    detail: Mapped[dict[str, Any] | None]
+    request_id: Mapped[str | None]
+
+
+class ReceiptModel(Base):
+    """A posted result that was taken in: the digest of what was posted, so that posting it again adds nothing."""
+
+    __tablename__ = "receipt"
+    __table_args__ = (UniqueConstraint("digest"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"))
+    token_id: Mapped[int] = mapped_column(ForeignKey("token.id"))
+    received_at: Mapped[datetime]
+
+
+class QuarantineModel(Base):
+    """A served config that launchers could not use. Any launcher may say so, so the card is kept by name."""
+
+    __tablename__ = "quarantine"
+    __table_args__ = (
+        UniqueConstraint("gpu_name", "kernel", "shape_key", "config_hash"),
+        CheckConstraint("count > 0", name="count"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    gpu_name: Mapped[str]
+    kernel: Mapped[str]
+    shape_key: Mapped[str]
+    config_hash: Mapped[str]
+    config_json: Mapped[str]
+    reason: Mapped[str]
+    count: Mapped[int] = mapped_column(BigInteger)
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]

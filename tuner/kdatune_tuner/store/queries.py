@@ -53,6 +53,7 @@ __all__ = [
     "find_build",
     "find_gpu",
     "find_measurement",
+    "find_promotion",
     "generation",
     "gpus",
     "measured",
@@ -111,6 +112,18 @@ def served(s: Session, kernel: str, gpu_id: int, problem_id: int) -> PromotionRo
         )
         .order_by(PromotionModel.generation.desc())
         .limit(1)
+    ).first()
+    return promotion_row(row) if row else None
+
+
+def find_promotion(s: Session, promotion_id: int) -> PromotionRow | None:
+    """One decision about what is served, None when there is none of that id."""
+    if not is_id(promotion_id):
+        return None
+    row = s.execute(
+        _with_names(select(PromotionModel, GpuModel, ProblemModel, MeasurementModel.median_us))
+        .outerjoin(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
+        .where(PromotionModel.id == promotion_id)
     ).first()
     return promotion_row(row) if row else None
 

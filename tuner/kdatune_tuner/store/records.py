@@ -194,5 +194,52 @@ class DemandRow:
     last_seen_at: datetime
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuarantineRow:
+    """A served config that launchers could not use: how often they said so, and why the last one did."""
+
+    id: int
+    gpu_name: str
+    kernel: str
+    shape: Shape
+    config_hash: str
+    config_json: str
+    reason: str
+    count: int
+    first_seen_at: datetime
+    last_seen_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRow:
+    """A bearer token as it is listed. The token itself is kept nowhere."""
+
+    id: int
+    name: str
+    prefix: str
+    scopes: frozenset[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    def is_active(self, at: datetime) -> bool:
+        """Whether it may be used at that moment: not revoked, not past its end."""
+        return self.revoked_at is None and (self.expires_at is None or at < self.expires_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRow:
+    """One write: who, what, when, by which request."""
+
+    id: int
+    happened_at: datetime
+    actor: str
+    token_id: int | None
+    action: str
+    target: str
+    detail: dict[str, Any] | None
+    request_id: str | None
+
+
 MEASUREMENT_FIELDS = tuple(f.name for f in dataclasses.fields(NewMeasurement))
 PROFILE_FIELDS = tuple(f.name for f in dataclasses.fields(NewProfile))

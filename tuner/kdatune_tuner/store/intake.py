@@ -1,0 +1,126 @@
+"""What comes in over the network: posted results, once each, and configs that launchers refused."""
+
+from collections.abc import Iterable
+
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.errors import StoreError
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import canonical
+from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import parse_shape
+from kdatune_tuner.store import writes
+from kdatune_tuner.store.checks import check_kernel
+from kdatune_tuner.store.checks import check_texts
+from kdatune_tuner.store.checks import plain
+from kdatune_tuner.store.convert import is_id
+from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.models import DemandModel
+from kdatune_tuner.store.models import QuarantineModel
+from kdatune_tuner.store.models import ReceiptModel
+from kdatune_tuner.store.records import NewMeasurement
+from kdatune_tuner.store.records import QuarantineRow
+from kdatune_tuner.store.records import utc_now
+
+MAX_DEMAND_KEYS = 100_000
+"""Keys of `demand`. Launchers report without being known, so what they may fill is bounded."""
+
+MAX_QUARANTINED = 10_000
+"""Rows of `quarantine`; as MAX_DEMAND_KEYS."""
+
+
+def receive(s: Session, new: NewMeasurement, posted_digest: str, token_id: int) -> tuple[int, bool]:
+    """Store a posted measurement, unless it was posted before: its id, and whether it is new.
+
+    Args:
+        posted_digest: of all that was posted about it; equal texts are one measurement, whoever posts them.
+
+    Raises:
+        StoreError: as `writes.add_measurement`.
+    """
+    known = s.scalar(select(ReceiptModel.measurement_id).where(ReceiptModel.digest == posted_digest))
+    if known is not None:
+        return known, False
+    measurement_id = writes.add_measurement(s, new)
+    s.add(ReceiptModel(digest=posted_digest, measurement_id=measurement_id, token_id=token_id, received_at=utc_now()))
+    s.flush()
+    return measurement_id, True
+
+
+def demand_room(s: Session) -> int:
+    """How many new keys `demand` still takes."""
+    return max(0, MAX_DEMAND_KEYS - (s.scalar(select(func.count()).select_from(DemandModel)) or 0))
+
+
+def has_demand(s: Session, gpu_name: str, kernel: str, shape: Shape) -> bool:
+    """Whether the key was reported before."""
+    key = {"gpu_name": gpu_name, "kernel": kernel, "shape_key": shape.key()}
+    return s.scalar(select(DemandModel.id).filter_by(**key)) is not None
+
+
+def report_quarantine(s: Session, gpu_name: str, kernel: str, shape: Shape, config: LaunchConfig, reason: str) -> bool:
+    """Keep that a launcher could not use a served config; False when the table is full and the config new.
+
+    Raises:
+        StoreError: an unknown kernel, or a name that no database can hold.
+    """
+    check_kernel(kernel)
+    check_texts("quarantine", {"gpu_name": gpu_name})
+    key = {"gpu_name": gpu_name, "kernel": kernel, "shape_key": shape.key(), "config_hash": digest(config)}
+    now = utc_now()
+    row = s.scalars(select(QuarantineModel).filter_by(**key)).first()
+    if row is not None:
+        row.count, row.reason, row.last_seen_at = row.count + 1, str(plain(reason)), now
+        s.flush()
+        return True
+    if (s.scalar(select(func.count()).select_from(QuarantineModel)) or 0) >= MAX_QUARANTINED:
+        return False
+    s.add(
+        QuarantineModel(
+            **key, config_json=canonical(config), reason=plain(reason), count=1, first_seen_at=now, last_seen_at=now
+        )
+    )
+    s.flush()
+    return True
+
+
+def page_quarantined(
+    s: Session,
+    *,
+    gpu_name: str | None = None,
+    kernel: str | None = None,
+    shape: Shape | None = None,
+    after_id: int | None = None,
+    limit: int = 100,
+    newest_first: bool = False,
+) -> list[QuarantineRow]:
+    """Configs that launchers refused and that fit all filters given."""
+    query = select(QuarantineModel)
+    filters = {
+        QuarantineModel.gpu_name: gpu_name,
+        QuarantineModel.kernel: kernel,
+        QuarantineModel.shape_key: None if shape is None else shape.key(),
+    }
+    for column, value in filters.items():
+        if value is not None and not is_text(value):
+            return []
+        if value is not None:
+            query = query.where(column == value)
+    if after_id and is_id(after_id):
+        query = query.where(QuarantineModel.id < after_id if newest_first else QuarantineModel.id > after_id)
+    order = QuarantineModel.id.desc() if newest_first else QuarantineModel.id
+    return list(_rows(s.scalars(query.order_by(order).limit(max(1, min(limit, 1000))))))
+
+
+def _rows(rows: Iterable[QuarantineModel]) -> Iterable[QuarantineRow]:
+    for row in rows:
+        try:
+            shape = parse_shape(row.shape_key)
+        except KdatuneError as error:
+            raise StoreError(f"quarantine {row.id} has a shape key that cannot be read: {error}") from error
+        own = {name: getattr(row, name) for name in QuarantineRow.__dataclass_fields__ if name != "shape"}
+        yield QuarantineRow(shape=shape, **own)
