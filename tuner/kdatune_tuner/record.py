@@ -9,6 +9,7 @@ Needs nothing but torch and Triton: on a machine without the other libraries `py
 """
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -25,10 +26,9 @@ from queue import SimpleQueue
 from statistics import median
 
 from kdatune_kernels.errors import KdatuneError
-from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
-from kdatune_kernels.space import k1_configs
-from kdatune_kernels.space import k2_configs
+from kdatune_kernels.space import legal_k1
+from kdatune_kernels.space import legal_k2
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
@@ -143,16 +143,9 @@ class Recorder:
         )
 
     def _spaces(self, gpu: Gpu) -> dict[str, list[StageConfig]]:
-        """Every config that is legal on one of the shapes, the defaults included. The place is the config's index."""
-        defaults = [default_config(shape, gpu) for shape in self._shapes]
-        every: dict[str, list[StageConfig]] = {
-            "k1": [*k1_configs(), *(d.k1 for d in defaults)],
-            "k2": [*k2_configs(), *(d.k2 for d in defaults)],
-        }
-        return {
-            stage: [c for c in dict.fromkeys(configs) if any(config_ok(c, s, gpu) is None for s in self._shapes)]
-            for stage, configs in every.items()
-        }
+        """Every config that the search considers on one of the shapes, defaults included. The place is the config's index."""
+        considered = [_considered(shape, gpu) for shape in self._shapes]
+        return {stage: list(dict.fromkeys(c for one in considered for c in one[stage])) for stage in STAGES}
 
     def _writer(self, gpu: Gpu, build: Build, regime: str, spaces: dict[str, list[StageConfig]]) -> SweepWriter:
         writer = SweepWriter(self._path)
@@ -201,10 +194,13 @@ class Recorder:
     ) -> None:
         """Phase 2: stages, then pairs."""
         for stage in STAGES:
-            for i, config in enumerate(spaces[stage]):
-                row = {"t": "time", "kernel": stage, "i": i, "shape": shape.key()}
-                good = self._done.get(("check", stage, i), {}).get("outcome") == "ok"
-                if good and config_ok(config, shape, gpu) is None:
+            considered = set(_considered(shape, gpu)[stage])
+            numbered = [(i, config) for i, config in enumerate(spaces[stage]) if config in considered]
+            # An order of its own for every shape, so that a drift of the card does not favour one corner of the space.
+            random.Random(shape.key()).shuffle(numbered)  # noqa: S311  an order, not a secret
+            for i, config in numbered:
+                if self._done.get(("check", stage, i), {}).get("outcome") == "ok":
+                    row = {"t": "time", "kernel": stage, "i": i, "shape": shape.key()}
                     self._time(writer, worker, row, stage, to_json(config))
         for i1, i2 in self._pairs(spaces, shape, gpu):
             pair = {"k1": to_json(spaces["k1"][i1]), "k2": to_json(spaces["k2"][i2]), "precision": "fp16"}
@@ -241,6 +237,12 @@ class Recorder:
 
     def _elapsed(self) -> str:
         return f"({time.monotonic() - self._started:.0f} s)"
+
+
+def _considered(shape: Shape, gpu: Gpu) -> dict[str, list[StageConfig]]:
+    """The search space of a shape, and its default."""
+    default = default_config(shape, gpu)
+    return {"k1": [*legal_k1(shape, gpu), default.k1], "k2": [*legal_k2(shape, gpu), default.k2]}
 
 
 Checked = tuple[Json, Json]
