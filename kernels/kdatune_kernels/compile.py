@@ -71,7 +71,46 @@ def compile_config(
             "V_FIRST": state_v_first,
             "SEGMENTED": config.segments > 1,
         }
-        fn, types, constants, options = _k2_source(config, half, flags, state_bf16)
+        # a segment starts from what pass B wrote, which is fp32
+        fn, types, constants, options = _k2_source(config, half, flags, state_bf16 and config.segments == 1)
+    return _compiled(fn, types, constants, options, compute_capability)
+
+
+def compile_passes(
+    config: K2Config,
+    *,
+    compute_capability: str = "9.0",
+    half: bool = True,
+    initial_state: bool = True,
+    state_v_first: bool = False,
+    state_bf16: bool = False,
+) -> tuple[Resources, Resources]:
+    """Passes A and B that a K2 config by segments runs before the kernel of `compile_config`.
+
+    Raises:
+        MeasurementError: outcome "compile_error", with the compiler's last line.
+    """
+    types, constants, options = _pass_sources(config, half)
+    state = {"HAS_H0": initial_state, "V_FIRST": state_v_first}
+    b_types = {**types, "h0": "*bf16" if state_bf16 else "*fp32"}
+    if config.variant == "triton":
+        from kdatune_kernels import segments
+
+        sizes = {"K": 128, "V": 128, "BT": CHUNK_TOKENS}
+        a = _compiled(segments.maps_kernel, types, sizes | constants, options, compute_capability)
+        b_constants = sizes | state | {"BV": segments.COLUMNS}
+        return a, _compiled(segments.combine_kernel, b_types, b_constants, {"num_warps": 8}, compute_capability)
+    from kdatune_kernels import segments_sm90
+
+    a = _compiled(segments_sm90.maps_sm90, types, {"K": 128, "V": 128} | constants, options, compute_capability)
+    b_types["maps"] = "*i32"
+    b_constants = {"K": 128, "V": 128, "num_warps": 8} | state
+    return a, _compiled(segments_sm90.combine_sm90, b_types, b_constants, {"num_warps": 8}, compute_capability)
+
+
+def _compiled(
+    fn: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any], compute_capability: str
+) -> Resources:
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
@@ -147,22 +186,16 @@ def _k2_source(
         return recurrence_kernel, types, constants, {"num_warps": config.num_warps}
     import torch
 
-    from kdatune_kernels.launch import _decay_layout
-    from kdatune_kernels.launch import _tile_layout
     from kdatune_kernels.recurrence_sm90 import recurrence_ws
 
     torch_tile = torch.float16 if half else torch.bfloat16
-
-    def desc(kind: str, rows: int, columns: int, layout: Any) -> str:
-        return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
-
     types = {
-        "kq_d": desc("bf16", 32, 128, _tile_layout(32, 128, torch.bfloat16)),
-        "kr_d": desc(tile, 16, 128, _tile_layout(16, 128, torch_tile)),
-        "ai_d": desc(tile, 32, 16, _tile_layout(32, 16, torch_tile)),
-        "dec_d": desc("fp32", 1, 128, _decay_layout()),
-        "v_d": desc("bf16", 16, config.block_v, _tile_layout(16, config.block_v, torch.bfloat16)),
-        "o_d": desc("bf16", 16, config.block_v, _tile_layout(16, config.block_v, torch.bfloat16)),
+        "kq_d": _desc("bf16", 32, 128, torch.bfloat16),
+        "kr_d": _desc(tile, 16, 128, torch_tile),
+        "ai_d": _desc(tile, 32, 16, torch_tile),
+        "dec_d": _desc("fp32", 1, 128, None),
+        "v_d": _desc("bf16", 16, config.block_v, torch.bfloat16),
+        "o_d": _desc("bf16", 16, config.block_v, torch.bfloat16),
         "o_ptr": "*bf16",
         "h0_ptr": state["h0"],
         "ht_ptr": "*fp32",
@@ -188,6 +221,39 @@ def _k2_source(
     if config.maxnreg is not None:
         options["maxnreg"] = config.maxnreg
     return recurrence_ws, types, constants, options
+
+
+def _pass_sources(config: K2Config, half: bool) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+    """Argument types of both passes, and the constants and options of pass A."""
+    from kdatune_kernels import segments
+
+    tile = "fp16" if half else "bf16"
+    types = dict.fromkeys(("diagonals", "ends", "starts", "DEC"), "*fp32")
+    types |= dict.fromkeys(("spans", "segment_spans"), "*i32")
+    types |= dict.fromkeys(("v_stride_t", "NC", "H", "segments"), "i32")
+    types |= {"maps": "*fp16", "KQ": "*bf16", "KG": f"*{tile}", "AI": f"*{tile}", "v": "*bf16"}
+    if config.variant == "triton":
+        return types, {"BR": segments.ROWS, "HALF": half, "STAGES": segments.STAGES}, {"num_warps": 4}
+    import torch
+
+    torch_tile = torch.float16 if half else torch.bfloat16
+    types |= {
+        "kd_d": _desc("bf16", 16, 128, torch.bfloat16),
+        "kr_d": _desc(tile, 16, 128, torch_tile),
+        "inv_d": _desc(tile, 16, 16, torch_tile),
+        "dec_d": _desc("fp32", 1, 128, None),
+        "v_d": _desc("bf16", 16, 128, torch.bfloat16),
+    }
+    return types, {"STAGES": segments.STAGES_SM90, "num_warps": 4}, {"num_warps": 4, "maxnreg": segments.REGISTERS_SM90}
+
+
+def _desc(kind: str, rows: int, columns: int, dtype: Any) -> str:
+    """The type of a TMA descriptor; dtype None: one row of decays."""
+    from kdatune_kernels.launch import _decay_layout
+    from kdatune_kernels.launch import _tile_layout
+
+    layout = _decay_layout() if dtype is None else _tile_layout(rows, columns, dtype)
+    return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
 
 
 def _resources(built: Any, suffix: str) -> Resources:

@@ -28,6 +28,11 @@ from kdatune_kernels.numerics import narrow
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K2Config
 
+ROWS, STAGES, COLUMNS = 64, 3, 32
+"""Rows a program of pass A carries and its pipeline depth, columns a program of pass B carries: the plain Triton kernels."""
+STAGES_SM90, REGISTERS_SM90 = 8, 96
+"""Chunks in flight in pass A, and registers a thread starts with: the partitions share out 20 warps' worth."""
+
 MAP_SCALE = tl.constexpr(16384.0)
 """The fp16 part of M is stored times 2^14: M is a contraction, so its entries are at most 1."""
 
@@ -144,9 +149,9 @@ def combine_kernel(
         M = tl.trans(tl.load(maps + place * (K * K) + in_map))
         d = tl.load(diagonals + place * K + key)
         r = tl.load(ends + place * (K * V) + val[None, :] * K + key[:, None])
-        # every column in fp16 after an exact scaling: its largest entry is in [1, 2)
+        # every column in fp16 after an exact scaling: its largest entry is in [2^14, 2^15)
         top = tl.max(tl.abs(S), 0).to(tl.int32, bitcast=True) & 0x7F800000
-        top = tl.minimum(tl.maximum(top, 67 << 23), 187 << 23)
+        top = tl.minimum(tl.maximum(top, 67 << 23), 187 << 23) - (14 << 23)
         narrowed = (S * (0x7F000000 - top).to(tl.float32, bitcast=True)[None, :]).to(tl.float16)
         grow = top.to(tl.float32, bitcast=True) * (1.0 / MAP_SCALE)
         S = S * d[:, None] + (dot(M, narrowed, none) * grow[None, :] + r)
@@ -200,17 +205,16 @@ def _passes_triton(
     p: launch.Problem, ws: launch.Workspace, buffers: Scratch, P: int
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     tables, heads, K, V = p.tables, p.heads, p.q.shape[2], p.v.shape[2]
-    rows, columns = 64, 32
     a = functools.partial(
-        maps_kernel[(tables.sequences * (P - 1) * heads * ((K + V) // rows),)],
+        maps_kernel[(tables.sequences * (P - 1) * heads * ((K + V) // ROWS),)],
         ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, buffers.maps, buffers.diagonals, buffers.ends, tables.spans, p.v.stride(0),
-        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=rows, HALF=ws.KG.dtype == torch.float16, STAGES=3,
+        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=ROWS, HALF=ws.KG.dtype == torch.float16, STAGES=STAGES,
         num_warps=4,
     )  # fmt: skip
     b = functools.partial(
-        combine_kernel[(tables.sequences * heads * (V // columns),)],
+        combine_kernel[(tables.sequences * heads * (V // COLUMNS),)],
         buffers.maps, buffers.diagonals, buffers.ends, buffers.starts, p.h0 if p.h0 is not None else ws.DEC,
-        tables.spans, buffers.spans, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BV=columns, HAS_H0=p.h0 is not None,
+        tables.spans, buffers.spans, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BV=COLUMNS, HAS_H0=p.h0 is not None,
         V_FIRST=p.state_v_first, num_warps=8,
     )  # fmt: skip
     return a, b
@@ -227,12 +231,12 @@ def _passes_sm90(
         segments_sm90.maps_sm90[(tables.sequences * (P - 1) * heads,)],
         described(ws.KQ, CHUNK_TOKENS, K), described(ws.KG, CHUNK_TOKENS, K), described(ws.AI, CHUNK_TOKENS, CHUNK_TOKENS),
         launch.described_decay(ws.DEC), described(launch.flat(p.v), CHUNK_TOKENS, V), buffers.maps, buffers.diagonals,
-        buffers.ends, tables.spans, tables.chunks, heads, P, K=K, V=V, STAGES=8, num_warps=4, maxnreg=96,
+        buffers.ends, tables.spans, tables.chunks, heads, P, K=K, V=V, STAGES=STAGES_SM90, num_warps=4, maxnreg=REGISTERS_SM90,
     )  # fmt: skip
     b = functools.partial(
         segments_sm90.combine_sm90[(tables.sequences * heads * (V // 16),)],
-        buffers.maps, buffers.diagonals, buffers.ends, buffers.starts, p.h0 if p.h0 is not None else ws.DEC,
-        tables.spans, buffers.spans, heads, P, K=K, V=V, HAS_H0=p.h0 is not None, V_FIRST=p.state_v_first, num_warps=8,
-        launch_pdl=True,
+        buffers.maps.view(torch.int32), buffers.diagonals, buffers.ends, buffers.starts,
+        p.h0 if p.h0 is not None else ws.DEC, tables.spans, buffers.spans, heads, P, K=K, V=V,
+        HAS_H0=p.h0 is not None, V_FIRST=p.state_v_first, num_warps=8, launch_pdl=True,
     )  # fmt: skip
     return a, b
