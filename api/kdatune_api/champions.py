@@ -1,7 +1,7 @@
 """The champions in memory: what lets a resolve or a snapshot be answered without asking the database each time.
 
 A `ChampionIndex` is immutable and holds one generation. `ChampionCache` keeps the newest one: it asks the database for
-its generation at most every 200 ms, when a request needs it, and reads the champions anew only when that has moved. A
+its generation at most every 200 ms, when a request needs it, and reads what has changed only when that has moved. A
 promotion thus reaches every worker within a fraction of a second, whoever made it, and an idle service asks nothing.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from dataclasses import replace
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,12 +33,15 @@ from kdatune_kernels.match import Match
 from kdatune_kernels.match import find
 from kdatune_kernels.snapshot import SCHEMA
 from kdatune_kernels.snapshot import Snapshot
+from kdatune_kernels.snapshot import dump_champion
 from kdatune_kernels.snapshot import dump_snapshot
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
+from kdatune_tuner.store.changes import Mark
+from kdatune_tuner.store.changes import changes
+from kdatune_tuner.store.changes import newest_mark
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.queries import champions
-from kdatune_tuner.store.queries import generation
 from kdatune_tuner.store.queries import gpus
 
 log = logging.getLogger("kdatune.api")
@@ -58,9 +62,12 @@ Tile = tuple[int, int, str]
 class View:
     """The champions that may be served to one card (same card or same silicon), indexed."""
 
-    def __init__(self, gpu: Gpu, generation: int, served: Sequence[Champion], others: Sequence[Champion]) -> None:
+    def __init__(
+        self, gpu: Gpu, generation: int, served: Sequence[Champion], others: Sequence[Champion], texts: "Texts"
+    ) -> None:
         self.gpu = gpu
         self.generation = generation
+        self._texts = texts
         self.served = tuple(served)
         self._others = others
         self._snapshot: Document | None = None
@@ -97,8 +104,10 @@ class View:
         """Write the snapshot document down, plain and compressed, once."""
         with self._lock:
             if self._snapshot is None:
-                data = dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation, self.served))
-                body = json.dumps(data, separators=(",", ":")).encode()
+                head = json.dumps(dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation)), separators=(",", ":"))
+                entries = b",".join(map(self._texts.of, self.served))
+                # the document of no champions ends in an empty list: they go inside
+                body = head.encode().removesuffix(b"]}") + entries + b"]}"
                 self._snapshot = document(self.generation, body, compress=True)
             return self._snapshot
 
@@ -112,6 +121,30 @@ def _tile(shape: Shape) -> Tile:
     return shape.K, shape.V, shape.dtype
 
 
+class Texts:
+    """Champions as the bytes of their snapshot entries, each written once: of 10,000 a promotion changes one.
+
+    Known by the number of their promotion, which is unique; what is kept must be equal in all else.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Champion, bytes]] = {}
+
+    def of(self, champion: Champion) -> bytes:
+        """The entry of a champion."""
+        known = self._known.get(champion.generation)
+        if known is not None and known[0] == champion:
+            return known[1]
+        text = json.dumps(dump_champion(champion), separators=(",", ":")).encode()
+        self._known[champion.generation] = (champion, text)
+        return text
+
+    def keep(self, champions: Iterable[Champion]) -> None:
+        """Forget all others."""
+        wanted = {champion.generation for champion in champions}
+        self._known = {number: entry for number, entry in list(self._known.items()) if number in wanted}
+
+
 @dataclass(frozen=True)
 class Answer:
     """A resolve answer that is ready to be sent, and how it was found."""
@@ -123,10 +156,14 @@ class Answer:
 class ChampionIndex:
     """Every champion of one generation, newest promotion first. Immutable but for what it remembers to save work."""
 
-    def __init__(self, generation: int, found: Iterable[Champion], tuned: Iterable[Gpu]) -> None:
-        self.generation = generation
+    def __init__(self, mark: Mark, found: Iterable[Champion], tuned: Sequence[Gpu], texts: Texts | None = None) -> None:
+        self.mark = mark
+        self.generation = mark.generation
+        self.found = tuple(sorted(found, key=lambda c: -c.generation))
+        self.tuned = tuple(tuned)
+        self.texts = texts or Texts()
         self._by_gpu: dict[Gpu, list[Champion]] = {}
-        for champion in sorted(found, key=lambda c: -c.generation):
+        for champion in self.found:
             self._by_gpu.setdefault(champion.gpu, []).append(champion)
         self.gpus: dict[str, list[Gpu]] = {}
         for gpu in tuned:
@@ -147,6 +184,13 @@ class ChampionIndex:
             view = self._views[gpu] = self._make_view(gpu)
         return view
 
+    def follow(self, before: "ChampionIndex") -> None:
+        """Make the views that were asked for before, here and not while a request waits."""
+        self.texts.keep(self.found)
+        for gpu in list(before._views):
+            if gpu in self._by_gpu:
+                self.view(gpu)
+
     def remember(self, query: bytes, answer: Answer) -> None:
         """Keep the answer to this very query string for as long as this generation is served."""
         if len(self.answers) >= MAX_ANSWERS:
@@ -161,7 +205,12 @@ class ChampionIndex:
                 served.append(group)
             others.append(group[0])
         merged = list(heapq.merge(*served, key=lambda champion: -champion.generation))
-        return View(gpu, self.generation, merged, others)
+        return View(gpu, self.generation, merged, others, self.texts)
+
+
+def _unmarked(champion: Champion) -> Champion:
+    """As the store gave it: what is stale is decided anew, by what is newest now."""
+    return champion if champion.stale_reason is None else replace(champion, stale_reason=None)
 
 
 def _retrieve(waiting: "asyncio.Future[ChampionIndex]") -> None:
@@ -262,12 +311,24 @@ class ChampionCache:
     def _look(self) -> ChampionIndex:
         known = self._index
         with reading(self._engine()) as session:
-            newest = generation(session)
-            if known is not None and known.generation == newest:
+            newest = newest_mark(session)
+            if known is not None and known.mark == newest:
                 return known
-            index = ChampionIndex(newest, marked(champions(session)), gpus(session))
-        self._metrics.reloads.inc()
-        self._metrics.generation.set(newest)
+            cards = gpus(session)
+            # a card whose facts are other ones by now is another value in every one of its champions
+            same_cards = known is not None and known.tuned == tuple(cards)
+            changed = changes(session, known.mark) if known is not None and same_cards else None
+            if known is None or changed is None:
+                found = champions(session)
+            else:
+                found = [_unmarked(c) for c in known.found if c.shape not in changed.shapes]
+                found.extend(changed.champions)
+        texts = None if known is None else known.texts
+        index = ChampionIndex(newest, marked(found), cards, texts)
+        if known is not None:
+            index.follow(known)
+        self._metrics.reloads.labels("all" if changed is None else "changes").inc()
+        self._metrics.generation.set(newest.generation)
         self._metrics.champions.set(index.count)
-        log.info("serving generation %d, %d champions", newest, index.count)
+        log.info("serving generation %d, %d champions", newest.generation, index.count)
         return index

@@ -43,7 +43,10 @@ class Metrics:
             "kdatune_quarantined_reports_total", "reports of a served config that failed", registry=self.registry
         )
         self.reloads = Counter(
-            "kdatune_champion_reloads_total", "times the champions were read anew", registry=self.registry
+            "kdatune_champion_reloads_total",
+            "times the champions were read anew, all or what had changed",
+            ("what",),
+            registry=self.registry,
         )
         self.generation = Gauge(
             "kdatune_generation", "generation that is served", registry=self.registry, multiprocess_mode="livemin"

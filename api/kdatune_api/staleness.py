@@ -3,34 +3,50 @@
 import functools
 from collections.abc import Iterable
 from collections.abc import Sequence
+from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
 
+from kdatune_kernels import identity
 from kdatune_kernels import space
 from kdatune_kernels.match import Champion
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 
 
-def marked(champions: Iterable[Champion], space_hash: str | None = None) -> list[Champion]:
-    """The champions with `stale_reason` set on those whose build is not the newest known for their card.
+@dataclass(frozen=True)
+class Installed:
+    """What this installation would measure with, as far as it can tell without a card."""
 
-    A service has no card, so what is in use on one is told by the newest champion of that card: a driver or a Triton
-    that it was measured with is there now. The config space is told by this code.
+    space_hash: str
+    kernel_hash: str
+
+
+@functools.cache
+def installed() -> Installed:
+    """Of this very process."""
+    return Installed(space.space_hash(), identity.kernel_hash())
+
+
+def marked(champions: Iterable[Champion], now: Installed | None = None) -> list[Champion]:
+    """The champions with `stale_reason` set on those that were measured with something else than what is in use.
+
+    A service has no card, so what is in use on one (driver, Triton, torch) is told by the newest champion of that card.
+    Kernel sources and config space are told by this installation, which is of one release with them.
 
     Args:
-        space_hash: identity of the config space in use; that of this code if None.
+        now: what is installed; of this process if None.
     """
-    space_hash = space_hash or _space_hash()
+    now = now or installed()
     champions = list(champions)
     newest = _newest_builds(champions)
     return [
-        replace(one, stale_reason=reason) if (reason := _reason(one, newest.get(one.gpu), space_hash)) else one
+        replace(one, stale_reason=reason) if (reason := _reason(one, newest.get(one.gpu), now)) else one
         for one in champions
     ]
 
 
-def _reason(champion: Champion, newest: Build | None, space_hash: str) -> str | None:
+def _reason(champion: Champion, newest: Build | None, now: Installed) -> str | None:
     if champion.stale_reason is not None:
         return None  # the store knows better
     build = champion.build
@@ -40,7 +56,9 @@ def _reason(champion: Champion, newest: Build | None, space_hash: str) -> str | 
         changed = [f.name for f in fields(Build) if getattr(build, f.name) != getattr(newest, f.name)]
         texts = [f"{name} {getattr(build, name)}, now {getattr(newest, name)}" for name in changed]
         return f"measured with {'; '.join(texts)}"[:500]
-    if build.space_hash != space_hash:
+    if build.kernel_hash != now.kernel_hash:
+        return f"measured with kernel sources {build.kernel_hash}, those installed here are {now.kernel_hash}"
+    if build.space_hash != now.space_hash:
         return "the config space has changed since it was tuned"
     return None
 
@@ -51,8 +69,3 @@ def _newest_builds(champions: Sequence[Champion]) -> dict[Gpu, Build]:
         if one.build is not None:
             builds[one.gpu] = one.build
     return builds
-
-
-@functools.cache
-def _space_hash() -> str:
-    return space.space_hash()

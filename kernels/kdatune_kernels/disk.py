@@ -20,7 +20,7 @@ from kdatune_kernels.spec import Json
 
 log = logging.getLogger("kdatune")
 
-MAX_COPY_BYTES = 16 << 20
+MAX_COPY_BYTES = 80 << 20
 """Of a disk copy: the largest document the wire may bring, with room for escapes."""
 
 

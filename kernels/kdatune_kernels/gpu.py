@@ -2,22 +2,29 @@
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import re
 import subprocess
 from pathlib import Path
 
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.identity import PROTOCOL
+from kdatune_kernels.identity import kernel_hash
 from kdatune_kernels.space import space_hash
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import gpu_of
 
-PROTOCOL = "1"
-"""Version of the timing protocol in bench.py; a change makes every stored time stale."""
-
-_KERNEL_SOURCES = ("numerics.py", "prepare.py", "prepare_sm90.py", "recurrence.py", "recurrence_sm90.py")
+__all__ = [
+    "PROTOCOL",
+    "clock_state",
+    "current",
+    "current_build",
+    "driver_version",
+    "kernel_hash",
+    "of_device",
+    "ptxas_version",
+]
 
 
 @functools.cache
@@ -46,16 +53,6 @@ def current() -> Gpu:
             "no CUDA device is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend replay"
         )
     return of_device(torch.cuda.current_device())
-
-
-@functools.cache
-def kernel_hash() -> str:
-    """Identity of the kernel sources: sha256 over the files that decide what is launched, 16 hex digits."""
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in _KERNEL_SOURCES:
-        digest.update(name.encode() + b"\0" + (here / name).read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from starlette.testclient import TestClient
 
 from kdatune_api import champions
 from kdatune_api.app import create_app
+from kdatune_kernels.identity import PROTOCOL
+from kdatune_kernels.identity import kernel_hash
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import k1_configs
 from kdatune_kernels.space import k2_configs
@@ -36,7 +38,7 @@ from kdatune_tuner.store.records import NewMeasurement
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
 SHAPE = shape_of(1, 96, 8192)
-BUILD = Build("k" * 16, space_hash(), "1", "3.6.0", "12.9.86", "2.13.0", "13.0", "580.95.05")
+BUILD = Build(kernel_hash(), space_hash(), PROTOCOL, "3.6.0", "12.9.86", "2.13.0", "13.0", "580.95.05")
 
 
 def configs_for(shape: Shape, gpu: Gpu, count: int) -> list[LaunchConfig]:

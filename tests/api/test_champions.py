@@ -32,6 +32,9 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import gpu_of
 from kdatune_kernels.spec import shape_of
 from kdatune_kernels.spec import to_json
+from kdatune_tuner.store import writes
+from kdatune_tuner.store.changes import Mark
+from kdatune_tuner.store.engine import writing
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
 GPUS = [
@@ -70,7 +73,7 @@ def champion_list(found):
 @settings(max_examples=400, deadline=None)
 def test_the_index_answers_what_match_find_answers(found, shape, gpu):
     champions = champion_list(found)
-    index = ChampionIndex(99, champions, GPUS)
+    index = ChampionIndex(Mark(99), champions, GPUS)
     assert index.view(gpu).find(shape) == find(reversed(champions), shape, gpu)
 
 
@@ -78,14 +81,14 @@ def test_the_index_answers_what_match_find_answers(found, shape, gpu):
 @settings(max_examples=100, deadline=None)
 def test_a_view_holds_what_may_be_served_newest_first(found, gpu):
     champions = champion_list(found)
-    view = ChampionIndex(99, champions, GPUS).view(gpu)
+    view = ChampionIndex(Mark(99), champions, GPUS).view(gpu)
     served = [c for c in reversed(champions) if gpu.sameness(c.gpu) in ("exact", "silicon")]
     assert view.served == tuple(served)
 
 
 def test_an_exact_hit_looks_at_its_own_champions_only(monkeypatch):
     shapes = [shape_of(1, 8, tokens) for tokens in range(1, 10_001)]
-    index = ChampionIndex(1, champion_list((H200, shape, CONFIGS[0]) for shape in shapes), [H200])
+    index = ChampionIndex(Mark(1), champion_list((H200, shape, CONFIGS[0]) for shape in shapes), [H200])
     looked_at = []
 
     def counting(champions, shape, gpu):
@@ -108,7 +111,7 @@ def test_an_exact_hit_looks_at_its_own_champions_only(monkeypatch):
 
 
 def test_what_is_remembered_is_bounded():
-    index = ChampionIndex(1, champion_list([(H200, shape_of(1, 8, 64), CONFIGS[0])]), [H200])
+    index = ChampionIndex(Mark(1), champion_list([(H200, shape_of(1, 8, 64), CONFIGS[0])]), [H200])
     answer = Answer(document(1, b"{}"), "exact")
     for i in range(MAX_ANSWERS + 5):
         index.remember(b"%d" % i, answer)
@@ -231,3 +234,55 @@ def test_the_default_is_always_there(client, helpers):
     for gpu in KNOWN_GPUS.values():
         body = client.get("/v1/configs/resolve", params=helpers.query(helpers.SHAPE, gpu.name)).json()
         assert body["config"] == to_json(default_config(helpers.SHAPE, gpu))
+
+
+def test_a_promotion_among_many_is_read_alone(client, shelf, helpers):
+    shapes = [replace(helpers.SHAPE, T=tokens) for tokens in (1024, 2048, 4096)]
+    for shape in shapes:
+        shelf.promote(shape)
+    before = client.get("/v1/snapshots/NVIDIA H200").json()
+    shelf.promote(shapes[1], median_us=500.0)
+    after = client.get("/v1/snapshots/NVIDIA H200").json()
+    assert [c["generation"] for c in after["champions"]] == [4, 3, 1]
+    assert after["champions"][1:] == [c for c in before["champions"] if c["shape"]["T"] != 2048]
+    with writing(shelf.engine) as s:
+        writes.rollback(s, 4, "wrong")
+        writes.rollback(s, 1, "wrong")
+    assert [c["shape"]["T"] for c in client.get("/v1/snapshots/NVIDIA H200").json()["champions"]] == [2048, 4096]
+    counted = client.get("/metrics").text
+    assert 'kdatune_champion_reloads_total{what="changes"} 2.0' in counted
+
+
+def test_what_is_stale_is_decided_anew_at_every_change(client, shelf, helpers):
+    older, newer = replace(helpers.BUILD, driver="1"), replace(helpers.BUILD, driver="2")
+    other = replace(helpers.SHAPE, T=64)
+    shelf.promote(build=older)
+
+    def reasons():
+        return {c["shape"]["T"]: c["stale_reason"] for c in client.get("/v1/snapshots/NVIDIA H200").json()["champions"]}
+
+    assert reasons() == {8192: None}
+    shelf.promote(other, build=newer)
+    assert reasons() == {8192: "measured with driver 1, now 2", 64: None}
+    with writing(shelf.engine) as s:
+        writes.rollback(s, 2, "the driver was taken back")
+    assert reasons() == {8192: None}
+
+
+def test_a_restored_database_is_served_even_at_the_same_generation(client, shelf, helpers):
+    shelf.promote(median_us=600.0)
+    shape = helpers.query(helpers.SHAPE, "NVIDIA H200")
+    assert client.get("/v1/configs/resolve", params=shape).json()["measured_us"] == 600.0
+    with shelf.engine.begin() as connection:  # what another database would hold in its place
+        connection.execute(text("UPDATE measurement SET median_us = 555.0"))
+        connection.execute(text("UPDATE promotion SET decided_at = '2020-01-01 00:00:00+00'"))
+    assert client.get("/v1/configs/resolve", params=shape).json()["measured_us"] == 555.0
+
+
+def test_a_poisoned_card_does_not_stop_the_others(client, shelf, helpers):
+    shelf.promote()
+    shelf.promote(gpu=KNOWN_GPUS["NVIDIA H20"])
+    with shelf.engine.begin() as connection:
+        connection.execute(text("UPDATE gpu SET sm_count = -5 WHERE name = 'NVIDIA H20'"))
+    shelf.promote(replace(helpers.SHAPE, T=64))
+    assert len(client.get("/v1/snapshots/NVIDIA H200").json()["champions"]) == 2

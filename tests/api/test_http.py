@@ -175,7 +175,7 @@ def test_metrics_count_by_route_not_by_path(local_url):
     assert count("OTHER", "/healthz", 405) + "1.0" in lines
     assert 'kdatune_http_request_duration_seconds_count{route="/v1/configs/resolve"} 2.0' in lines
     assert 'kdatune_resolve_answers_total{match="default"} 2.0' in lines
-    assert "kdatune_champion_reloads_total 1.0" in lines
+    assert 'kdatune_champion_reloads_total{what="all"} 1.0' in lines
     assert "secret" not in response.text
 
 

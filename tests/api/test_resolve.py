@@ -212,6 +212,15 @@ def test_a_champion_of_an_older_build_is_stale(client, shelf, helpers):
     assert [c["stale_reason"] is None for c in snapshot["champions"]] == [True, False]
 
 
+def test_a_champion_of_other_kernel_sources_is_stale(client, shelf, helpers):
+    shelf.promote(build=replace(helpers.BUILD, kernel_hash="0" * 16))
+    body = client.get(URL, params=helpers.query(helpers.SHAPE, "NVIDIA H200")).json()
+    told = f"measured with kernel sources {'0' * 16}, those installed here are {helpers.BUILD.kernel_hash}"
+    assert (body["match"], body["stale"], body["stale_reason"]) == ("exact", True, told)
+    (champion,) = client.get("/v1/snapshots/NVIDIA H200").json()["champions"]
+    assert champion["stale_reason"] == told
+
+
 def test_a_champion_of_another_config_space_is_stale(client, shelf, helpers):
     shelf.promote(build=replace(helpers.BUILD, space_hash="0" * 16))
     body = client.get(URL, params=helpers.query(helpers.SHAPE, "NVIDIA H200")).json()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kdatune_kernels import space
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k2_configs
 from kdatune_kernels.space import k2_smem_bytes
 from kdatune_kernels.space import k2_total_warps
 from kdatune_kernels.spec import KNOWN_GPUS
@@ -223,3 +225,22 @@ def test_config_ok_answers_for_any_config(data: st.DataObject) -> None:
     gpu = data.draw(st.sampled_from([*KNOWN_GPUS.values(), None]))
     pair = config_ok(LaunchConfig(k1, k2), SHAPE, gpu)
     assert pair == (config_ok(k1, SHAPE, gpu) or config_ok(k2, SHAPE, gpu))
+
+
+@pytest.mark.parametrize("gpu", [None, *KNOWN_GPUS.values()], ids=lambda gpu: gpu.name if gpu else "interpreter")
+def test_the_default_is_legal_wherever_anything_is(gpu: Gpu | None) -> None:
+    calls = itertools.product(
+        ((1, 16), (8, 8192), (96, 8192)), (64, 128, 256, 512), (1, 16, 32, 48, 64, 96, 128, 160, 512)
+    )
+    for (heads, tokens), K, V in calls:
+        shape = shape_of(1, heads, tokens, K=K, V=V)
+        reason = config_ok(default_config(shape, gpu), shape, gpu)
+        any_legal = next((c for c in k2_configs() if config_ok(c, shape, gpu) is None), None)
+        assert (reason is None) == (any_legal is not None), (shape.key(), reason)
+
+
+def test_where_nothing_runs_the_default_says_why() -> None:
+    volta = gpu_of("Tesla V100", "7.0", 80)
+    assert "8.0 is the least" in str(config_ok(default_config(shape_of(1, 8, 64), volta), shape_of(1, 8, 64), volta))
+    odd = shape_of(1, 8, 64, V=48)
+    assert "does not divide V=48" in str(config_ok(default_config(odd, H200), odd, H200))

@@ -72,11 +72,16 @@ Columns = TypeVarTuple("Columns")
 _SERVING = PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS])
 
 
-def champions(s: Session, gpu: Gpu | None = None, kernel: str = "kda") -> list[Champion]:
+def champions(
+    s: Session, gpu: Gpu | None = None, kernel: str = "kda", *, problem_ids: Sequence[int] | None = None
+) -> list[Champion]:
     """The served best of every problem shape, oldest generation first; gpu None means of every GPU model.
 
     A card whose memory size was reported differently (a data sheet, a driver) is the same card here; the newest of its
     promotions counts. A row whose config cannot be read is passed over with a warning: it must not stop the others.
+
+    Args:
+        problem_ids: only these problems, on every card; a few hundred at most.
 
     Raises:
         StoreError: a kernel other than "kda": only whole launches are served.
@@ -87,7 +92,7 @@ def champions(s: Session, gpu: Gpu | None = None, kernel: str = "kda") -> list[C
         _with_names(select(PromotionModel, GpuModel, ProblemModel, MeasurementModel, BuildModel))
         .join(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
         .join(BuildModel, MeasurementModel.build_id == BuildModel.id)
-        .where(PromotionModel.generation.in_(_served_generations(kernel)), *_same_card(gpu))
+        .where(PromotionModel.generation.in_(_served_generations(kernel, problem_ids)), *_same_card(gpu))
         .order_by(PromotionModel.generation)
     )
     newest: dict[tuple[Any, ...], Champion] = {}
@@ -141,9 +146,9 @@ def generation(s: Session) -> int:
 
 
 def gpus(s: Session) -> list[Gpu]:
-    """Every stored GPU model, by name."""
+    """Every stored GPU model, by name. A row that cannot be read is passed over with a warning."""
     rows = s.scalars(select(GpuModel).order_by(GpuModel.name, GpuModel.id))
-    return [gpu_of_row(row) for row in rows]
+    return [gpu for row in rows if (gpu := _readable_gpu(row)) is not None]
 
 
 def find_gpu(s: Session, name: str) -> Gpu | None:
@@ -153,13 +158,18 @@ def find_gpu(s: Session, name: str) -> Gpu | None:
     last = (
         select(func.max(MeasurementModel.id)).where(MeasurementModel.gpu_id == GpuModel.id).correlate(GpuModel)
     ).scalar_subquery()
-    row = s.scalars(
-        select(GpuModel)
-        .where(GpuModel.name == name)
-        .order_by(func.coalesce(last, 0).desc(), GpuModel.id.desc())
-        .limit(1)
-    ).first()
-    return gpu_of_row(row) if row else None
+    rows = s.scalars(
+        select(GpuModel).where(GpuModel.name == name).order_by(func.coalesce(last, 0).desc(), GpuModel.id.desc())
+    )
+    return next((gpu for row in rows if (gpu := _readable_gpu(row)) is not None), None)
+
+
+def _readable_gpu(row: GpuModel) -> Gpu | None:
+    try:
+        return gpu_of_row(row)
+    except KdatuneError as error:
+        logger.warning("gpu %d cannot be read (%s); passed over", row.id, error)
+        return None
 
 
 def measured(s: Session, kernel: str, gpu_id: int, problem_id: int, build_id: int) -> dict[str, MeasurementRow]:
@@ -234,12 +244,11 @@ def _with_names(query: Select[*Columns]) -> Select[*Columns]:
     )
 
 
-def _served_generations(kernel: str) -> Select[int]:
-    return (
-        select(func.max(PromotionModel.generation))
-        .where(PromotionModel.kernel == kernel, _SERVING)
-        .group_by(PromotionModel.gpu_id, PromotionModel.problem_id)
-    )
+def _served_generations(kernel: str, problem_ids: Sequence[int] | None = None) -> Select[int]:
+    query = select(func.max(PromotionModel.generation)).where(PromotionModel.kernel == kernel, _SERVING)
+    if problem_ids is not None:
+        query = query.where(PromotionModel.problem_id.in_(problem_ids))
+    return query.group_by(PromotionModel.gpu_id, PromotionModel.problem_id)
 
 
 def _same_card(gpu: Gpu | None) -> Sequence[ColumnElement[bool]]:
