@@ -5,7 +5,9 @@ in units of 256 a warp; shared memory a block may ask for is Gpu.smem_per_block_
 """
 
 import itertools
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
@@ -15,6 +17,9 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+
+MAX_SEGMENTS = 64
+_SEGMENTS_PER_SM = 8
 
 # Legal values a field. The search walks `k1_configs` / `k2_configs`, a subset of the product of these.
 K1_LEGAL: dict[str, tuple[object, ...]] = {
@@ -45,7 +50,7 @@ K2_LEGAL: dict[str, tuple[object, ...]] = {
     "store_regs": (None, 24, 32, 40),
     "defer_store": (False, True),
     "decay_position": (0, 1, 2),
-    "segments": (1,),
+    "segments": tuple(range(1, MAX_SEGMENTS + 1)),
 }
 
 # Fields a variant reads; the others must stand at their defaults, so that equal launches have equal JSON.
@@ -105,6 +110,10 @@ def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
     idle = _idle(config, _K2_READS[config.variant], K2Config())
     if idle:
         return idle
+    if config.segments > 1:
+        too_many = _segments_ok(config, shape, gpu)
+        if too_many:
+            return too_many
     if shape.V % config.block_v:
         return f"k2.block_v={config.block_v} does not divide V={shape.V}"
     if config.variant == "triton":
@@ -117,6 +126,17 @@ def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
             return f"k2 needs about {smem} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
         return None
     return _k2_ws_ok(config, shape, gpu)
+
+
+def _segments_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
+    chunks = -(-shape.longest // CHUNK_TOKENS)
+    if config.segments > chunks:
+        return f"k2.segments={config.segments} is more than the {chunks} chunks of the longest sequence"
+    if gpu is not None and shape.chains * config.segments > _SEGMENTS_PER_SM * gpu.sm_count:
+        # each takes 160 KiB of scratch, and more than fill the card only add work
+        have = f"{_SEGMENTS_PER_SM} for each of the {gpu.sm_count} SMs of {gpu.name}"
+        return f"k2.segments={config.segments} of {shape.chains} chains are more than {have}"
+    return None
 
 
 def _k2_ws_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
@@ -231,19 +251,38 @@ def k2_configs() -> Iterator[K2Config]:
         yield K2Config(block_v=block_v, transposed=transposed, stages_in=stages, num_warps=warps)
 
 
+def segmented_k2_configs() -> Iterator[K2Config]:
+    """Every K2 config by segments that the search considers, in a fixed order: few base configs, which hardly matter."""
+    for segments in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32):
+        for tile, stages_in in (("64", 4), ("64r128", 4), ("128c2", 5)):
+            yield replace(_ws(tile, stages_in, 1, True, 2), segments=segments)
+        for block_v in (32, 64):
+            yield K2Config(block_v=block_v, segments=segments)
+
+
 def legal_k1(shape: Shape, gpu: Gpu | None) -> list[K1Config]:
     """The K1 search space of a shape on a card: what config_ok lets through."""
     return [c for c in k1_configs() if config_ok(c, shape, gpu) is None]
 
 
 def legal_k2(shape: Shape, gpu: Gpu | None) -> list[K2Config]:
-    """The K2 search space of a shape on a card: what config_ok lets through."""
-    return [c for c in k2_configs() if config_ok(c, shape, gpu) is None]
+    """The K2 search space of a shape on a card: what config_ok lets through.
+
+    Segments are considered for few chains only, at most two to an SM and none under four chunks: on an H200 no other won.
+    """
+    configs = list(k2_configs())
+    if gpu is not None and shape.chains * 2 <= gpu.sm_count:
+        configs += [
+            c
+            for c in segmented_k2_configs()
+            if shape.chains * c.segments <= 2 * gpu.sm_count and 4 * CHUNK_TOKENS * c.segments <= shape.longest
+        ]
+    return [c for c in configs if config_ok(c, shape, gpu) is None]
 
 
 def space_hash() -> str:
     """Identity of the search space: changes when a config is added, dropped or renamed."""
-    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs())])
+    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs(), segmented_k2_configs())])
 
 
 # cp.async wins at 4,096 and 6,144 tiles, TMA at 32,768 and 49,152 (H200); between them untested.
@@ -273,7 +312,53 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     variant = "tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async"
     k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)  # type: ignore[arg-type]
     # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
-    # (H 96: 302 us, and 327 us with the decay beside the first product).
-    if shape.chains * (shape.V // 64) <= gpu.sm_count:
-        return LaunchConfig(k1, _ws("64", 4, 1, True, 2))
-    return LaunchConfig(k1, _ws("128c2", 5, 1, True, 2))
+    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
+    segments = default_segments(shape, gpu)
+    one_wave = shape.chains * segments * (shape.V // 64) <= gpu.sm_count
+    base = _ws("64", 4, 1, True, 2) if one_wave else _ws("128c2", 5, 1, True, 2)
+    return LaunchConfig(k1, replace(base, segments=segments))
+
+
+# us on an H200: what a pass takes besides its steps; a chunk of pass A (256 rows an SM), of pass C and of the serial K2 with
+# 64 and with 128 rows an SM; a segment of pass B. Over 25 shapes the pick was 0.6 % slower than the best timed (worst 5 %).
+_PASS_US = {"serial": 4.0, "A": 8.6, "B": 2.4, "C": 5.0}
+_A_CHUNK_US, _CHUNK_64_US, _CHUNK_128_US, _B_SEGMENT_US = 0.73, 0.43, 0.6, 1.45
+_B_CTAS_PER_CHAIN = 8
+# A CTA costs about eight chunks of its own, which counts for sequences much shorter than the longest.
+_CTA_CHUNKS = 8
+_LATE_START = 0.3
+
+
+def default_segments(shape: Shape, gpu: Gpu) -> int:
+    """How many segments the Hopper kernels should cut each chain into: 1 unless that clearly gains."""
+    if shape.chains * 2 > gpu.sm_count:
+        return 1
+    # what a model promises for sequences of unlike lengths is worth less
+    serial_us = _segmented_us(shape, gpu, 1) * (0.85 if shape.varlen else 0.92)
+    fit = min(MAX_SEGMENTS, 2 * gpu.sm_count // shape.chains, shape.longest // (4 * CHUNK_TOKENS))
+    times = {segments: _segmented_us(shape, gpu, segments) for segments in range(2, fit + 1)}
+    best = min(times, key=times.__getitem__, default=1)
+    return best if best > 1 and times[best] < serial_us else 1
+
+
+def _segmented_us(shape: Shape, gpu: Gpu, segments: int) -> float:
+    """K2's time by the constants above."""
+    chunks = shape.longest / CHUNK_TOKENS
+    if segments == 1:
+        return _PASS_US["serial"] + _CHUNK_64_US * chunks
+    mean = shape.T / shape.N / CHUNK_TOKENS
+    each = math.ceil(chunks / segments)
+    # what a mean sequence's segment costs of the longest one's
+    share = (mean / segments + _CTA_CHUNKS) / (chunks / segments + _CTA_CHUNKS)
+
+    def waves(ctas: int) -> float:
+        if not shape.varlen:
+            return math.ceil(ctas / gpu.sm_count)
+        # in a second wave the longest sequence may have to wait for short ones
+        return max(1.0, ctas * share / gpu.sm_count) + (_LATE_START if ctas > gpu.sm_count else 0.0)
+
+    a = _PASS_US["A"] + _A_CHUNK_US * each * waves((segments - 1) * shape.chains)
+    b = _PASS_US["B"] + _B_SEGMENT_US * (segments - 1)
+    one_wave = 2 * segments * shape.chains <= gpu.sm_count
+    c = _PASS_US["C"] + each * (_CHUNK_64_US if one_wave else _CHUNK_128_US * waves(segments * shape.chains))
+    return a + b * math.ceil(shape.chains * _B_CTAS_PER_CHAIN / gpu.sm_count) + c
