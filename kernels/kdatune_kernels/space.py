@@ -129,6 +129,8 @@ def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
 
 
 def _segments_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
+    if (shape.K, shape.V) != (128, 128):
+        return f"k2.segments={config.segments} needs K = V = 128, not K={shape.K}, V={shape.V}"
     chunks = -(-shape.longest // CHUNK_TOKENS)
     if config.segments > chunks:
         return f"k2.segments={config.segments} is more than the {chunks} chunks of the longest sequence"
@@ -331,7 +333,7 @@ _LATE_START = 0.3
 
 def default_segments(shape: Shape, gpu: Gpu) -> int:
     """How many segments the Hopper kernels should cut each chain into: 1 unless that clearly gains."""
-    if shape.chains * 2 > gpu.sm_count:
+    if shape.chains * 2 > gpu.sm_count or (shape.K, shape.V) != (128, 128):
         return 1
     # what a model promises for sequences of unlike lengths is worth less
     serial_us = _segmented_us(shape, gpu, 1) * (0.85 if shape.varlen else 0.92)

@@ -187,6 +187,10 @@ def test_config_ok_bounds_the_segments():
     assert space.config_ok(config, shape_of(1, 133, 65536), H200) == (
         "k2.segments=8 of 133 chains are more than 8 for each of the 132 SMs of NVIDIA H200"
     )
+    assert (
+        space.config_ok(config, shape_of(1, 8, 2048, K=64), H200) == "k2.segments=8 needs K = V = 128, not K=64, V=128"
+    )
+    assert space.default_config(shape_of(1, 8, 8192, K=256), H200).k2.segments == 1
     assert space.config_ok(K2Config(segments=65), shape_of(1, 1, 65536), H200).startswith(
         "k2.segments=65 is not one of"
     )
