@@ -264,7 +264,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def described(x: torch.Tensor, *box: int) -> Any:
-    """A matrix as a TMA descriptor of boxes in the layout that wgmma reads."""
+    """A matrix as a TMA descriptor of 16-bit boxes in the layout that wgmma reads."""
     return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
 
 
@@ -297,5 +297,5 @@ def _decay_layout() -> Any:
 def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
 
-    kind = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[dtype]
+    kind = gl.float16 if dtype == torch.float16 else gl.bfloat16
     return gl.NVMMASharedLayout.get_default_for([rows, columns], kind)

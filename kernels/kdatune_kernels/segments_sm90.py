@@ -2,14 +2,14 @@
 
 Pass A: one CTA a segment of a chain. The 128 rows of the map's transpose (from the identity, values 0) and the 128 rows of
 the transposed state (from zero) go through the same chunks, 64 rows a warpgroup, so that every tile is read once for all
-256 rows; read per 64 rows, as K2 reads them, the pass waits for the L2. A chunk of 64 rows is
+256 rows; one more warp loads. A chunk of 64 rows is
 
     xw    = X kd^T              m64 n16 k128
     u     = (v^T - xw) INV^T    m64 n16 k16
     X     = X 2^G_C + u kr      m64 n128 k16
 
-Pass B: one CTA per BV value columns of a chain; a segment is S <- M S + R, M read from the ring that TMA fills, S in fp32
-registers and, as fp16 after a power-of-two scaling of every column, in shared memory as the B operand.
+Pass B: one CTA per 16 value columns of a chain; a segment is S <- M S + R on eight warps of 16 keys each, M and R three
+segments ahead in registers, S in fp32 registers and, narrowed, in shared memory as the operand all warps read.
 """
 
 from triton.experimental import gluon
