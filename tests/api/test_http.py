@@ -25,9 +25,7 @@ OPENAPI = Path(__file__).parent / "openapi.json"
 RESOLVE = "/v1/configs/resolve?gpu=NVIDIA+H200&N=1&H=96&T=8192"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v2/gpus", "/v1/gpus/", "/healthz/", "/v1/configs", "//", "/%00"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v2/gpus", "/v1/gpus/", "/healthz/", "/v1/configs", "/%2F", "/%00"])
 def test_no_such_path(local, is_problem, path):
     assert "see /docs" in is_problem(local.get(path), 404)["detail"]
 

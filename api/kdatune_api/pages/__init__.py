@@ -1,0 +1,1 @@
+"""The dashboard: pages for people, on the same process as the API."""
