@@ -19,8 +19,8 @@ from kdatune_api.middleware import Surround
 from kdatune_api.openapi import DESCRIPTION
 from kdatune_api.openapi import TITLE
 from kdatune_api.openapi import openapi_of
-from kdatune_api.pages.install import install_pages
 from kdatune_api.problems import install_problem_handlers
+from kdatune_api.remember import Recall
 from kdatune_api.routes import configs
 from kdatune_api.routes import demand
 from kdatune_api.routes import health
@@ -68,10 +68,10 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
         metrics=metrics,
         body_limit=lambda path: min(limits.get(path, settings.max_body_bytes), settings.max_body_bytes),
         admit=service.gate.reader,
+        recall=Recall(service),
     )
     for module in (configs, snapshots, listings, demand, results, rollback, health):
         app.include_router(module.router)
-    install_pages(app)
     return app
 
 

@@ -5,8 +5,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from fastapi import Request
 from fastapi import Response
+from starlette.datastructures import Headers
 
 # Below this a compressed body saves no packet.
 MIN_GZIP_BYTES = 1400
@@ -70,9 +70,12 @@ def accepts_gzip(accept_encoding: str | None) -> bool:
     return wanted.get("gzip", wanted.get("*", 0.0)) > 0
 
 
-def respond(request: Request, doc: Document, *, max_age_s: int) -> Response:
-    """The document as 200, or 304 without a body when the caller has it already."""
-    headers = request.headers
+def respond(headers: Headers, doc: Document, *, max_age_s: int) -> Response:
+    """The document as 200, or 304 without a body when the caller has it already.
+
+    Args:
+        headers: of the request.
+    """
     gzipped = doc.gzipped if doc.gzipped and accepts_gzip(headers.get("accept-encoding")) else None
     etag = doc.gzip_etag if gzipped else doc.etag
     out = {"ETag": etag, "Cache-Control": cache_control(max_age_s), "Vary": "Accept-Encoding"}

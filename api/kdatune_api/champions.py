@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
+from itertools import islice
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,9 +29,9 @@ from kdatune_api.caching import document
 from kdatune_api.metrics import Metrics
 from kdatune_api.staleness import marked
 from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.index import MatchIndex
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
-from kdatune_kernels.match import find
 from kdatune_kernels.snapshot import SCHEMA
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import dump_champion
@@ -51,49 +52,29 @@ CHECK_EVERY_SECONDS = 0.2
 STALE_SECONDS = 0.7
 # A database that hangs must not hang the answers that are in memory already.
 PATIENCE_SECONDS = 0.3
-# match.find looks at one in 2.5 us: a thousand take a few milliseconds.
-MANY_CHAMPIONS = 1000
 MAX_VIEWS = 32
 MAX_ANSWERS = 10_000
-
-Tile = tuple[int, int, str]
 
 
 class View:
     """The champions that may be served to one card (same card or same silicon), indexed."""
 
-    def __init__(
-        self, gpu: Gpu, generation: int, served: Sequence[Champion], others: Sequence[Champion], texts: "Texts"
-    ) -> None:
+    def __init__(self, gpu: Gpu, generation: int, champions: Iterable[Champion], texts: "Texts") -> None:
         self.gpu = gpu
         self.generation = generation
         self._texts = texts
-        self.served = tuple(served)
-        self._others = others
         self._snapshot: Document | None = None
         self._lock = threading.Lock()
-        self._exact: dict[Shape, list[Champion]] = {}
-        self._tiles: dict[Tile, list[Champion]] = {}
-        for champion in served:
-            self._exact.setdefault(champion.shape, []).append(champion)
-            self._tiles.setdefault(_tile(champion.shape), []).append(champion)
+        self._index = MatchIndex(champions, gpu)
+
+    @property
+    def served(self) -> tuple[Champion, ...]:
+        """The champions, newest promotion first."""
+        return self._index.served
 
     def find(self, shape: Shape) -> Match:
-        """`match.find` over all champions, without looking at those that cannot be the answer.
-
-        An exact hit looks at the champions of that very shape. Anything else looks at those of the same K, V and dtype,
-        which match.find requires, and at one champion of each other card and tile, which only tell how near a card is.
-        """
-        exact = self._exact.get(shape)
-        if exact:
-            answer = find(exact, shape, self.gpu)
-            if answer.match == "exact":
-                return answer
-        return find([*self._others, *self._tiles.get(_tile(shape), ())], shape, self.gpu)
-
-    def is_slow(self, shape: Shape) -> bool:
-        """Whether `find` would look at so many champions that others should be answered meanwhile."""
-        return shape not in self._exact and len(self._tiles.get(_tile(shape), ())) > MANY_CHAMPIONS
+        """`match.find` over all champions."""
+        return self._index.find(shape)
 
     @property
     def is_rendered(self) -> bool:
@@ -115,10 +96,6 @@ class View:
     def snapshot(self) -> Document:
         """The snapshot document of this card."""
         return self._snapshot or self.render()
-
-
-def _tile(shape: Shape) -> Tile:
-    return shape.K, shape.V, shape.dtype
 
 
 class Texts:
@@ -147,10 +124,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class Answer:
-    """A resolve answer that is ready to be sent, and how it was found."""
+    """An answer that is ready to be sent: of which route, and how it was found (None: it is no resolve)."""
 
     document: Document
-    match: str
+    match: str | None
+    route: str
 
 
 class ChampionIndex:
@@ -169,6 +147,7 @@ class ChampionIndex:
         for gpu in tuned:
             self.gpus.setdefault(gpu.name, []).append(gpu)
         self.answers: dict[bytes, Answer] = {}
+        self.snapshots: dict[bytes, Answer] = {}
         self._views: dict[Gpu, View] = {}
 
     @property
@@ -181,6 +160,7 @@ class ChampionIndex:
         if view is None:
             if len(self._views) >= MAX_VIEWS:  # a caller may make up cards: forget, rather than grow
                 self._views.clear()
+                self.snapshots.clear()
             view = self._views[gpu] = self._make_view(gpu)
         return view
 
@@ -191,21 +171,31 @@ class ChampionIndex:
             if gpu in self._by_gpu:
                 self.view(gpu)
 
-    def remember(self, query: bytes, answer: Answer) -> None:
-        """Keep the answer to this very query string for as long as this generation is served."""
-        if len(self.answers) >= MAX_ANSWERS:
-            self.answers.clear()
-        self.answers[query] = answer
+    def remember(self, question: bytes, answer: Answer) -> None:
+        """Keep the answer to this very question for as long as this generation is served; the oldest are forgotten.
+
+        Snapshots are kept apart, and no longer than the view they are of: one can take megabytes.
+        """
+        kept = self.answers if answer.match is not None else self.snapshots
+        if len(kept) >= MAX_ANSWERS:
+            for old in list(islice(kept, MAX_ANSWERS // 10)):
+                del kept[old]
+        kept[question] = answer
+
+    def recall(self, question: bytes) -> Answer | None:
+        """The answer that was given to this very question."""
+        return self.answers.get(question) or self.snapshots.get(question)
 
     def _make_view(self, gpu: Gpu) -> View:
         served: list[list[Champion]] = []
-        others: list[Champion] = []
+        others: list[Champion] = []  # of a card that may not be served, one tells how near it is
         for tuned, group in self._by_gpu.items():
             if gpu.sameness(tuned) in ("exact", "silicon"):
                 served.append(group)
-            others.append(group[0])
-        merged = list(heapq.merge(*served, key=lambda champion: -champion.generation))
-        return View(gpu, self.generation, merged, others, self.texts)
+            else:
+                others.append(group[0])
+        merged = heapq.merge(*served, key=lambda champion: -champion.generation)
+        return View(gpu, self.generation, [*merged, *others], self.texts)
 
 
 def _unmarked(champion: Champion) -> Champion:

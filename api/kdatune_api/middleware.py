@@ -58,6 +58,7 @@ class Surround:
     Args:
         body_limit: gives the largest body of a path, in bytes.
         admit: raises ProblemError for a request that may not read.
+        recall: the answer to a request, and its route, where it was answered before.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Surround:
         metrics: Metrics,
         body_limit: Callable[[str], int],
         admit: Callable[[Scope], Awaitable[None]],
+        recall: Callable[[Scope], tuple[ASGIApp, str] | None],
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.body_limit = body_limit
         self.admit = admit
+        self.recall = recall
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,10 +137,15 @@ class Surround:
         except StoreError as error:
             await _problem(send, scope, problems.UNAVAILABLE, str(error))
             return
+        recalled = self.recall(scope)
+        if recalled is not None:
+            response, scope["kdatune_route"] = recalled
+            await response(scope, receive, send)
+            return
         await self.app(scope, receive, send)
 
     def _account(self, scope: Scope, method: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = str(scope.get("kdatune_route") or getattr(scope.get("route"), "path", UNMATCHED))
         self.metrics.observe(method, route, status, seconds)
         if route in _QUIET or not log.isEnabledFor(logging.INFO):
             return

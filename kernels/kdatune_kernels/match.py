@@ -18,7 +18,7 @@ from kdatune_kernels.spec import pow2_at_least
 
 MatchKind = Literal["exact", "bucket", "nearest", "default"]
 
-# Nearest answers reach this far in the distance of `_distance` (1 = a factor of two in one dimension).
+# Nearest answers reach this far in the distance of `distance` (1 = a factor of two in one dimension).
 NEAREST_BOUND = 2.0
 
 
@@ -68,7 +68,7 @@ def find(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> Match:
         level = _closer(level, same)
         if same not in ("exact", "silicon"):
             continue
-        rank, distance = _rank(champion.shape, shape)
+        rank, distance = rank_of(champion.shape, shape)
         if rank is not None:
             found.append((rank, 0 if same == "exact" else 1, distance, champion))
     refused = ""
@@ -110,18 +110,24 @@ _EXACT_IN_BUCKET = tuple(f.name for f in fields(Shape) if f.name not in ("N", "T
 _exact_in_bucket = attrgetter(*_EXACT_IN_BUCKET)
 
 
-def _rank(have: Shape, want: Shape) -> tuple[int | None, float]:
+def rank_of(have: Shape, want: Shape) -> tuple[int | None, float]:
+    """How a champion of one shape answers for another: 0 exact, 1 bucket, 2 nearest, None not at all; and how far off."""
     if have == want:
         return 0, 0.0
     if have.K != want.K or have.V != want.V or have.dtype != want.dtype:
         return None, math.inf
-    distance = _distance(have, want)
+    apart = distance(have, want)
     if _same_bucket(have, want):
         if have.longest_tokens == want.longest_tokens:
-            return 1, distance
+            return 1, apart
         if None in (have.longest_tokens, want.longest_tokens):
-            return 1, distance + 0.5
-    return (2, distance) if distance <= NEAREST_BOUND else (None, distance)
+            return 1, apart + 0.5
+    return (2, apart) if apart <= NEAREST_BOUND else (None, apart)
+
+
+def bucket_key(shape: Shape) -> tuple[object, ...]:
+    """Equal for shapes of the same bucket but for longest_tokens."""
+    return (pow2_at_least(shape.N), pow2_at_least(shape.T), *_exact_in_bucket(shape))
 
 
 def _same_bucket(a: Shape, b: Shape) -> bool:
@@ -133,8 +139,11 @@ def _same_bucket(a: Shape, b: Shape) -> bool:
     )
 
 
-def _distance(a: Shape, b: Shape) -> float:
-    """log2 steps between what the kernels feel: chains, tokens a chain, the longest chain; flags count little."""
+def distance(a: Shape, b: Shape) -> float:
+    """How far apart two shapes are, in log2 steps between what the kernels feel.
+
+    That is chains, tokens a chain and the longest chain; flags count little.
+    """
     flags = (
         (a.initial_state != b.initial_state)
         + (a.final_state != b.final_state)

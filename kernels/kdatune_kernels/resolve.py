@@ -12,6 +12,7 @@ answer given before the disk copy of the card has been read is used once and not
 """
 
 import logging
+import operator
 import os
 import threading
 import weakref
@@ -29,6 +30,7 @@ from kdatune_kernels.demand import Refusal
 from kdatune_kernels.environment import Settings
 from kdatune_kernels.environment import from_environment
 from kdatune_kernels.errors import SnapshotError
+from kdatune_kernels.index import MatchIndex
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
 from kdatune_kernels.match import find
@@ -48,6 +50,9 @@ Layer = Literal["service", "disk", "bundled", "default"]
 
 MAX_KEYS = 16384
 """Of serving with ragged lengths: every T is a key. 16,384 of them take about 8 MB."""
+
+FEW = 200
+"""Champions that are looked at one by one, 2.5 us each, for a key that is not known yet; more are indexed once."""
 
 BUNDLED = Path(__file__).with_name("bundled.json")
 
@@ -102,6 +107,7 @@ class Resolver:
         self._past: Counter[str] = Counter()
         self._quarantined: dict[tuple[K1Config, K2Config], str] = {}
         self._refusals: list[Demand] = []
+        self._indexed: dict[Gpu, tuple[list[Snapshot], MatchIndex]] = {}
         self._lock = threading.Lock()
         _RESOLVERS.add(self)
 
@@ -133,7 +139,7 @@ class Resolver:
         layers: list[tuple[Layer, Snapshot]] = [("bundled", self.bundled())]
         if feed is not None and served is not None:
             layers.insert(0, ("service" if served is feed.service else "disk", served))
-        found = find([champion for _, snapshot in layers for champion in snapshot.champions], shape, gpu)
+        found = self._find([snapshot for _, snapshot in layers], shape, gpu)
         if found.champion is None:
             return self._default(
                 shape, gpu, found, found.reason if feed is None else _and(found.reason, feed.set_aside)
@@ -261,6 +267,15 @@ class Resolver:
         self._refusals = []
         for entry in self._entries.values():
             entry.reported = entry.count
+
+    def _find(self, snapshots: list[Snapshot], shape: Shape, gpu: Gpu) -> Match:
+        champions = [champion for snapshot in snapshots for champion in snapshot.champions]
+        if len(champions) <= FEW:
+            return find(champions, shape, gpu)
+        known = self._indexed.get(gpu)
+        if known is None or len(known[0]) != len(snapshots) or any(map(operator.is_not, known[0], snapshots)):
+            known = self._indexed[gpu] = (snapshots, MatchIndex(champions, gpu))
+        return known[1].find(shape)
 
     def _default(self, shape: Shape, gpu: Gpu, found: Match | None, reason: str) -> Answer:
         """The analytic default; plain Triton where that is in quarantine too."""

@@ -14,7 +14,6 @@ from sqlalchemy import text
 
 from kdatune_api import champions as champions_module
 from kdatune_api.caching import document
-from kdatune_api.champions import MANY_CHAMPIONS
 from kdatune_api.champions import MAX_ANSWERS
 from kdatune_api.champions import MAX_VIEWS
 from kdatune_api.champions import Answer
@@ -86,39 +85,19 @@ def test_a_view_holds_what_may_be_served_newest_first(found, gpu):
     assert view.served == tuple(served)
 
 
-def test_an_exact_hit_looks_at_its_own_champions_only(monkeypatch):
-    shapes = [shape_of(1, 8, tokens) for tokens in range(1, 10_001)]
-    index = ChampionIndex(Mark(1), champion_list((H200, shape, CONFIGS[0]) for shape in shapes), [H200])
-    looked_at = []
-
-    def counting(champions, shape, gpu):
-        champions = list(champions)
-        looked_at.append(len(champions))
-        return find(champions, shape, gpu)
-
-    monkeypatch.setattr(champions_module, "find", counting)
-    view = index.view(H200)
-    assert view.find(shapes[5000]).match == "exact"
-    assert looked_at == [1]
-    assert not view.is_slow(shapes[5000])
-    # another dtype has no champions: only the one that tells how near the card is
-    other = replace(shapes[5000], dtype="fp16")
-    assert (view.find(other).match, view.find(other).gpu_level) == ("default", "exact")
-    assert looked_at == [1, 1, 1]
-    assert not view.is_slow(other)
-    assert view.is_slow(shape_of(2, 8, 5000))
-    assert len(shapes) > MANY_CHAMPIONS
-
-
 def test_what_is_remembered_is_bounded():
     index = ChampionIndex(Mark(1), champion_list([(H200, shape_of(1, 8, 64), CONFIGS[0])]), [H200])
-    answer = Answer(document(1, b"{}"), "exact")
+    answer = Answer(document(1, b"{}"), "exact", "/")
     for i in range(MAX_ANSWERS + 5):
         index.remember(b"%d" % i, answer)
     assert 0 < len(index.answers) <= MAX_ANSWERS
+    assert index.recall(b"%d" % (MAX_ANSWERS + 4)) is answer
+    index.remember(b"snapshot", Answer(document(1, b"{}"), None, "/"))
+    assert index.recall(b"snapshot")
     for sms in range(1, 3 * MAX_VIEWS):
         index.view(gpu_of("made up", "9.0", sms))
     assert len(index._views) <= MAX_VIEWS
+    assert index.recall(b"snapshot") is None
     assert index.view(H200).find(shape_of(1, 8, 64)).match == "exact"
 
 

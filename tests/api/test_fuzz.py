@@ -1,13 +1,20 @@
 """Whatever the query, the path or the body: never a 5xx, and every refusal is a problem document."""
 
+from typing import Annotated
+from urllib.parse import parse_qsl
 from urllib.parse import quote
 from urllib.parse import urlencode
 
+from fastapi import FastAPI
+from fastapi import Query
 from hypothesis import HealthCheck
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
+from kdatune_api.routes.configs import plain_query
+from kdatune_api.schemas import ResolveQuery
 from kdatune_kernels.spec import KNOWN_GPUS
 
 NAMES = [
@@ -101,6 +108,35 @@ def test_any_query(client, path, query):
 @fuzz
 def test_any_request_for_a_config(client, params):
     sound(client.get(f"/v1/configs/resolve?{urlencode(params)}"))
+
+
+read = FastAPI()
+
+
+@read.get("/read")
+def read_as_fastapi_does(query: Annotated[ResolveQuery, Query()]) -> ResolveQuery:
+    return query
+
+
+reader = TestClient(read)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"gpu": VALUES, "N": VALUES, "H": VALUES, "T": VALUES}, optional=dict.fromkeys(NAMES[5:17], VALUES)
+    ).map(urlencode)
+    | st.sampled_from(["gpu=a&N=1&H=1&T=1", "gpu=a+b%20c&N=01&H=1&T=1", "gpu=a&N=1&H=1&T=1&T=1", "gpu=a&N=&H=1&T=1&x"])
+    | QUERIES
+)
+@fuzz
+def test_a_query_is_read_alike_with_and_without_fastapi(text):
+    ours = plain_query(text.encode())
+    theirs = reader.get(f"/read?{text}")
+    if ours is not None:
+        assert ours == ResolveQuery.model_validate_json(theirs.content)
+    elif theirs.status_code == 200:
+        names = [name for name, _ in parse_qsl(text, keep_blank_values=True)]
+        assert len(set(names)) < len(names)
 
 
 @given(st.text(max_size=80).map(lambda t: quote(t, safe="")) | st.binary(max_size=40).map(quote))

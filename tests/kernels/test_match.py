@@ -196,9 +196,9 @@ def test_same_bucket_is_what_bucket_says(a: Shape, b: Shape) -> None:
 @settings(deadline=None)
 @given(shapes(), shapes())
 def test_distance_is_symmetric_and_zero_to_itself(a: Shape, b: Shape) -> None:
-    assert match._distance(a, b) == pytest.approx(match._distance(b, a))
-    assert match._distance(a, a) == 0.0
-    assert match._distance(a, b) >= 0.0
+    assert match.distance(a, b) == pytest.approx(match.distance(b, a))
+    assert match.distance(a, a) == 0.0
+    assert match.distance(a, b) >= 0.0
 
 
 @settings(deadline=None)
@@ -216,6 +216,6 @@ def test_every_answer_is_legal_and_does_not_depend_on_the_order(
         assert found.match == "default"
     if found.match == "nearest":
         assert found.champion is not None
-        assert 0 < match._distance(found.champion.shape, request) <= NEAREST_BOUND
+        assert 0 < match.distance(found.champion.shape, request) <= NEAREST_BOUND
     if request in known and gpu in (H200, H100):
         assert found.match == "exact"

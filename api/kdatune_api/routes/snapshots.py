@@ -10,21 +10,24 @@ from fastapi import Request
 from fastapi import Response
 from fastapi.concurrency import run_in_threadpool
 
-from kdatune_api.caching import respond
 from kdatune_api.cards import find_card
+from kdatune_api.champions import Answer
 from kdatune_api.deps import ServiceDep
 from kdatune_api.deps import strict_query
 from kdatune_api.openapi import CACHED
 from kdatune_api.openapi import errors
+from kdatune_api.remember import RememberingRoute
+from kdatune_api.remember import answer_with
 from kdatune_api.schemas import GpuFacts
 from kdatune_api.schemas import GpuName
 from kdatune_api.schemas import SnapshotDocument
 
-router = APIRouter(tags=["snapshots"])
+PATH = "/v1/snapshots/{gpu:path}"
+router = APIRouter(tags=["snapshots"], route_class=RememberingRoute)
 
 
 @router.get(
-    "/v1/snapshots/{gpu:path}",
+    PATH,
     summary="Every champion of one GPU model and of cards of the same silicon, as the snapshot document",
     response_model=SnapshotDocument,
     responses={**CACHED, **errors(404, 422, 503)},
@@ -41,4 +44,4 @@ async def snapshot(
     view = index.view(card.gpu)
     if not view.is_rendered:  # 10,000 champions take half a second to write down: others are answered meanwhile
         await run_in_threadpool(view.render)
-    return respond(request, view.snapshot, max_age_s=service.settings.snapshot_max_age_s)
+    return answer_with(request, service, index, Answer(view.snapshot, None, PATH))
