@@ -178,7 +178,7 @@ def test_a_challenger_must_beat_the_champion(engine: Engine, make_sweep, gain_pc
 
 def test_a_wrong_or_failing_config_is_never_promoted(engine: Engine, make_sweep) -> None:
     wrong = {("k1", 1): "incorrect", ("k1", 2): "nondeterministic", ("k2", 1): "illegal_access"}
-    sweep = make_sweep([100.0, 50.0, 60.0, 95.0], [200.0, 10.0], outcomes=wrong)
+    sweep = make_sweep([100.0, 50.0, 60.0, 80.0], [200.0, 10.0], outcomes=wrong)
     tuned = tune(engine, sweep)
     assert tuned.best == config_of(sweep, 3, 0) == champion(engine).config
     assert tuned.outcomes() == {"illegal_access": 1, "incorrect": 1, "nondeterministic": 1, "ok": 5}

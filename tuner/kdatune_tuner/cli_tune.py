@@ -153,7 +153,7 @@ def make_options(settings: Settings, kernel: str, trials: int | None, seed: int,
         trials=trials or settings.trials,
         seed=seed,
         finalists=settings.finalists,
-        policy=Policy(settings.min_gain_pct, settings.confidence_pct),
+        policy=Policy(settings.min_gain_pct, settings.unpaired_min_gain_pct, settings.confidence_pct),
         trigger=trigger,
         optuna_storage=settings.optuna_storage,
     )

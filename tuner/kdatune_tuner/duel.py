@@ -149,8 +149,8 @@ class Duel:
         promotion = self._store(decision, challenger, incumbent if stands else None)
         if not self.results[challenger].ok:
             return None
-        if decision.decision is Verdict.REJECTED and stands and not served:
-            return self._stays(incumbent)  # slower than the default after all: the default becomes the champion
+        if decision.decision is not Verdict.PROMOTED and stands and not served:
+            return self._stays(incumbent)  # no clear gain over the default: the default becomes the champion
         return promotion
 
     def _together(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> tuple[Contender, Contender]:

@@ -36,6 +36,9 @@ class Settings(BaseSettings):
 
     # Promotion
     min_gain_pct: float = Field(default=0.5, ge=0, description="a gain below this keeps the champion")
+    unpaired_min_gain_pct: float = Field(
+        default=2.0, ge=0, description="the same for two configs that were not measured in one interleaved run"
+    )
     confidence_pct: float = Field(
         default=95.0, gt=0, lt=100, description="level of the interval that a gain must clear"
     )
