@@ -110,7 +110,7 @@ def gpu_of(name: str, compute_capability: str, sm_count: int, memory_bytes: int 
 KNOWN_GPUS: dict[str, Gpu] = {
     g.name: g
     for g in (
-        gpu_of("NVIDIA H200", "9.0", 132, 141 * GIB, 60 * MIB),
+        gpu_of("NVIDIA H200", "9.0", 132, 150_109_880_320, 60 * MIB),  # as the driver reports it
         gpu_of("NVIDIA H200 NVL", "9.0", 132, 141 * GIB, 60 * MIB),
         gpu_of("NVIDIA H100 80GB HBM3", "9.0", 132, 80 * GIB, 50 * MIB),
         gpu_of("NVIDIA H100 NVL", "9.0", 132, 94 * GIB, 60 * MIB),

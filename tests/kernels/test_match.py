@@ -219,3 +219,19 @@ def test_every_answer_is_legal_and_does_not_depend_on_the_order(
         assert 0 < match.distance(found.champion.shape, request) <= NEAREST_BOUND
     if request in known and gpu in (H200, H100):
         assert found.match == "exact"
+
+
+def test_a_neighbour_that_kept_its_default_answers_with_the_default_of_the_request() -> None:
+    """Not with a copy of its own: the default for H 32 T 8192 has segments, the one for T 4096 has none or others."""
+    have, want = shape_of(1, 32, 8192), shape_of(1, 32, 4096)
+    default = default_config(have, H200)
+    assert default.k2.segments != default_config(want, H200).k2.segments
+    champion = Champion(H200, have, default, 1, 333.9, 333.9)
+    found = find([champion], want, H200)
+    assert (found.match, found.config, found.champion) == ("nearest", default_config(want, H200), champion)
+    assert "nothing beat the default there" in found.reason
+    assert find([champion], have, H200).config == default
+    tuned = dataclasses.replace(
+        champion, config=dataclasses.replace(default, k2=dataclasses.replace(default.k2, segments=2))
+    )
+    assert find([tuned], want, H200).config == tuned.config
