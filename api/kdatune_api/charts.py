@@ -103,6 +103,7 @@ def parallel(trials: Sequence[Trial], title: str) -> Json:
         line["line"] = _line_of_rank(rank / len(lines))
         line["opacity"] = 1.0
     layout = figure["layout"]
+    names = layout["xaxis"]["ticktext"][1:]  # in the order of the axes
     layout["annotations"] = _axis_values(study, names, layout["annotations"])
     for shape in layout["shapes"]:
         shape["line"] = {"color": "--line-strong", "width": 1}

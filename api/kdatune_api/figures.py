@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from typing import Any
 
 from kdatune_api.charts import empty
@@ -75,9 +78,10 @@ def waves(points: Sequence[WavePoint], sm_count: int, boundaries: Mapping[str, i
     notes = [
         {
             "x": math.log10(chains),
-            "y": 1 + 0.07 * (n % 3),
+            "y": 1 + 0.13 * (n % 2),
             "yref": "paper",
-            "text": label,
+            "text": label.replace(": ", ":<br>"),
+            "align": "left",
             "showarrow": False,
             "xanchor": "right" if chains > middle else "left",
             "yanchor": "bottom",
@@ -90,16 +94,24 @@ def waves(points: Sequence[WavePoint], sm_count: int, boundaries: Mapping[str, i
         "layout": {
             "xaxis": {
                 "title": {"text": f"independent chains N*HV ({sm_count} SMs)"},
-                "type": "log",
-                "dtick": math.log10(2),
+                **_powers_of_two([*(p.chains for p in points), *boundaries.values()]),
             },
             "yaxis": time_axis("champion, µs", [p.median_us for p in points]),
             "shapes": shapes,
             "annotations": notes,
             "legend": {"orientation": "h", "y": -0.25},
-            "margin": {"t": 64},
+            "margin": {"t": 80},
         },
     }
+
+
+def _powers_of_two(values: Sequence[int]) -> Json:
+    """A logarithmic axis over the values, with at most nine powers of two on it."""
+    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    every = max(1, -(-(high - low + 1) // 9))
+    ticks = [2**n for n in range(low, high + 1, every)]
+    span = [(low - 0.3) * math.log10(2), (high + 0.3) * math.log10(2)]
+    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
 
 
 def _upright(x: Any, colour: str, dash: str) -> Json:
@@ -167,10 +179,24 @@ def trend(points: Sequence[NightPoint], steps: Sequence[tuple[str, str]]) -> Jso
     return {
         "data": data,
         "layout": {
-            "xaxis": {"title": {"text": "night (UTC)"}, "type": "date", "tickformat": "%d %b", "nticks": 8},
+            "xaxis": {
+                "title": {"text": "night (UTC)"},
+                "type": "date",
+                "tickformat": "%d %b",
+                "nticks": 8,
+                "range": _around(days),
+            },
             "yaxis": {"title": {"text": "median, µs"}},
             "shapes": marks,
             "annotations": notes,
             "showlegend": False,
         },
+        "narrow": {"annotations": []},  # no room for words: they are in the table below
     }
+
+
+def _around(days: Sequence[str]) -> list[str]:
+    """The days with half a day on either side. Of itself the library makes room for the words beside the lines, too."""
+    half = timedelta(hours=12)
+    first, last = (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in (days[0], days[-1]))
+    return [(first - half).isoformat()[:16], (last + half).isoformat()[:16]]

@@ -7,15 +7,8 @@
   const asked = new Map();
   let library = null;
 
-  // Links and filters inside the view change the view alone; the address follows, so it can be shared.
+  // Filters change the view alone, as the links of tables do by their attributes; the address follows, so it can be shared.
   function enhance(root) {
-    for (const link of root.querySelectorAll("[data-view] thead a, [data-view] .pager a")) {
-      if (seen.has(link)) continue;
-      seen.add(link);
-      link.setAttribute("hx-get", link.getAttribute("href"));
-      swap(link);
-      htmx.process(link);
-    }
     for (const form of root.querySelectorAll("form[data-filters]")) {
       if (seen.has(form)) continue;
       seen.add(form);
@@ -29,13 +22,6 @@
     for (const plot of root.querySelectorAll("[data-chart]")) draw(plot);
     for (const form of root.querySelectorAll("form[data-rollback]")) addRollback(form);
     for (const panel of root.querySelectorAll("[data-regressions]")) fill(panel);
-  }
-
-  function swap(element) {
-    element.setAttribute("hx-target", view);
-    element.setAttribute("hx-select", view);
-    element.setAttribute("hx-swap", "outerHTML");
-    element.setAttribute("hx-push-url", "true");
   }
 
   // The list of regressions looks at every key: the page does not wait for it.
@@ -128,8 +114,19 @@
   function themed(figure, plot) {
     const { data, layout } = coloured(figure);
     const axis = { gridcolor: colour("--line"), linecolor: colour("--line-strong"), zerolinecolor: colour("--line"), tickcolor: colour("--line-strong"), automargin: true };
-    const out = { ...layout };
+    const narrow = plot.clientWidth < 500;
+    const out = { ...layout, ...(narrow ? coloured(figure.narrow || {}) : {}) };
     for (const name of ["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d+$/.test(key))]) out[name] = { ...axis, ...layout[name] };
+    const margin = { l: 60, r: 16, t: 16, b: 48, ...layout.margin };
+    let height = narrow ? 352 : 416;
+    if (narrow && layout.legend) {
+      // below the axis title, one entry a line
+      const entries = data.filter((trace) => trace.showlegend !== false).length;
+      const inner = height - margin.t - margin.b;
+      out.legend = { orientation: "v", x: 0, xanchor: "left", y: -64 / inner, yanchor: "top" };
+      margin.b += 16 + 20 * entries;
+      height += 16 + 20 * entries;
+    }
     return {
       data,
       layout: {
@@ -140,8 +137,8 @@
         font: { color: colour("--text"), size: 13, family: getComputedStyle(document.body).fontFamily },
         hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line-strong"), font: { color: colour("--text") } },
         autosize: true,
-        margin: { l: 60, r: 16, t: 16, b: 48, ...layout.margin },
-        height: plot.clientWidth < 500 ? 352 : 416,
+        margin,
+        height,
       },
     };
   }
@@ -173,7 +170,7 @@
     }
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  function redraw() {
     for (const [plot, figure] of asked) {
       if (!plot.isConnected) {
         asked.delete(plot);
@@ -182,7 +179,10 @@
       const { data, layout } = themed(figure, plot);
       Plotly.react(plot, data, layout);
     }
-  });
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("(max-width: 40rem)").addEventListener("change", redraw);
 
   // New content, however it came, is enhanced like the first.
   new MutationObserver((changes) => {
