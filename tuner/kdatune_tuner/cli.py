@@ -9,6 +9,8 @@ from kdatune_kernels import __version__
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
+from kdatune_tuner import cli_backup
+from kdatune_tuner import cli_doctor
 from kdatune_tuner import cli_profile
 from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
@@ -37,6 +39,8 @@ app.command("rollback")(cli_show.rollback)
 app.command("export-snapshot")(cli_show.export_snapshot)
 db.command("upgrade")(cli_show.db_upgrade)
 cli_token.register(app)
+cli_backup.register(app)
+cli_doctor.register(app)
 
 
 def _version(asked: bool) -> None:
