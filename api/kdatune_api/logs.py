@@ -31,11 +31,11 @@ class JsonLines(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Send kdatune's logs to stderr as JSON lines, unless whoever runs the app has set up logging already."""
-    root = logging.getLogger(ROOT)
-    if root.hasHandlers():
-        return
+    """Send kdatune's logs to stderr as JSON lines, and uvicorn's, unless whoever runs the app has set up logging already."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    for name, level in ((ROOT, logging.INFO), ("uvicorn", logging.WARNING)):
+        root = logging.getLogger(name)
+        if not root.hasHandlers():
+            root.addHandler(handler)
+            root.setLevel(level)

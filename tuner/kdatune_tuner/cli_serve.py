@@ -37,6 +37,8 @@ from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.tune import Tuner
 
 APP = "kdatune_api.app:create_app"
+SHUTDOWN_SECONDS = 10
+"""How long requests that are under way are waited for when the service is told to end."""
 _EXAMPLE = shape_of(1, 96, 8192)
 _REPLAY_TRIALS = 100_000  # a replayed trial costs a millisecond: every recorded config is looked at
 
@@ -142,7 +144,14 @@ def _run(settings: Settings, bound: socket.socket, gpu_name: str | None) -> None
     os.environ["KDATUNE_HOST"] = host  # what the app looks at when it decides who may do what
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-    config = uvicorn.Config(APP, factory=True, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        APP,
+        factory=True,
+        log_config=None,  # the app writes uvicorn's lines as its own: one JSON object each
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
     try:
         _Server(config, url, gpu_name).run(sockets=[bound])
     except KeyboardInterrupt:
