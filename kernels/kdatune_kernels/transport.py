@@ -59,7 +59,12 @@ def request(
         ServiceError: no connection, no answer within TIMEOUT_SECONDS, a body over MAX_BODY_BYTES (MAX_PLAIN_BYTES when
             decompressed), one that cannot be decompressed, or no HTTP.
     """
-    sent = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": f"kdatune/{__version__}", **(headers or {})}
+    sent = {
+        "Accept": "application/json",
+        "Accept-Encoding": "gzip",
+        "User-Agent": f"kdatune/{__version__}",
+        **(headers or {}),
+    }
     if body is not None:
         sent["Content-Type"] = "application/json"
     if token:
