@@ -345,3 +345,10 @@ def test_a_strange_name_is_a_card_that_nothing_is_tuned_for(name: str) -> None:
     strange = gpu_of(name, "7.5", 40)
     assert strange.sameness(H200) == "none"
     assert from_json(Gpu, json.loads(canonical(strange))) == strange
+
+
+def test_json_data_is_what_asdict_gives() -> None:
+    values = (H200, shape_of(1, 96, 8192), LaunchConfig(K1Config(maxnreg=96), K2Config()), K1Config())
+    for value in values:
+        assert to_json(value) == dataclasses.asdict(value)
+        assert list(to_json(value)) == list(dataclasses.asdict(value))
