@@ -1,0 +1,152 @@
+"""What a whole chunk_kda call costs the CPU, in us, by part: checks, look-up, workspace, the bound launches. Target: <= 60 us.
+
+python benchmarks/call_cost.py            on a CUDA card: the launches are real, and timed without waiting for the card
+python benchmarks/call_cost.py --fake     anywhere: CPU tensors, and a launch that does nothing in the kernels' place
+
+With --fake the host's own part is what it is on a card, but for descriptors and Triton's launcher, which need one.
+"""
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kdatune_kernels import inputs
+from kdatune_kernels import kda
+from kdatune_kernels import launch
+from kdatune_kernels import prepare
+from kdatune_kernels import recurrence
+from kdatune_kernels.kda import chunk_kda
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import shape_of
+
+TARGET_US = 60.0
+
+
+class Fake:
+    """In a kernel's place: takes a grid and arguments, and does nothing."""
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        return lambda *_args, **_kwargs: None
+
+
+def median_us(call: Callable[[], object], rounds: int = 300, inner: int = 20) -> float:
+    """Median over rounds of the time of one call. Between rounds the card catches up, so that no queue fills."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(inner):
+            call()
+        times.append((time.perf_counter() - started) / inner * 1e6)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def arguments(device: str, tokens: int, heads: int, state: bool, packed: bool) -> dict[str, Any]:
+    """The tensors of a call."""
+    like = {"dtype": torch.bfloat16, "device": device}
+    q, k, v, g = (torch.randn(1, tokens, heads, 128, **like) for _ in range(4))
+    given: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "g": g, "beta": torch.randn(1, tokens, heads, **like),
+        "A_log": torch.zeros(heads, device=device), "dt_bias": torch.zeros(heads * 128, device=device),
+        "use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
+        "safe_gate": True, "lower_bound": -5.0, "output_final_state": state,
+    }  # fmt: skip
+    if packed:
+        ends = [0, tokens // 3, tokens // 2, tokens]
+        given["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32, device=device)
+    if state:
+        given["initial_state"] = torch.zeros(3 if packed else 1, heads, 128, 128, device=device)
+    return given
+
+
+def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    """The pieces of a call that can be timed alone."""
+    q, k, v, g, beta = (given[name] for name in ("q", "k", "v", "g", "beta"))
+    rest = (given["A_log"], given["dt_bias"], given.get("initial_state"), given.get("cu_seqlens"), False)
+    tokens, heads = q.shape[1], v.shape[2]
+    tables = launch.dense_tables(1, tokens, q.device, False)
+    fold = functools.partial(
+        inputs.fold,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        given["A_log"],
+        given["dt_bias"],
+        -5.0,
+        None,
+        given.get("initial_state"),
+        False,
+        tables,
+    )
+    problem = fold()
+    o = torch.empty_like(v).view(tokens, heads, 128)
+    card = kda._gpu(q.device)
+    config = default_config(shape_of(1, heads, tokens), card)
+    make = functools.partial(launch.workspace, tables, heads, 128, True, q.device)
+    ws = make()
+    k1, k2 = launch.k1_call(problem, ws, config.k1), launch.k2_call(problem, ws, o, None, config.k2)
+    key = (q.device, 1, q.shape[2], heads, tokens, False, None, None, False, False)
+    kda.launcher.resolve_slow(key, shape_of(1, heads, tokens, initial_state=False, final_state=False), card)
+    return {
+        "check the tensors": lambda: inputs.check_tensors(q, k, v, g, beta, *rest),
+        "fold them": fold,
+        "look the config up": lambda: kda.launcher.lookup(key),
+        "allocate o": lambda: torch.empty(1, tokens, heads, 128, dtype=v.dtype, device=v.device),
+        "allocate the workspace": make,
+        "bind K1": lambda: launch.k1_call(problem, ws, config.k1),
+        "bind K2": lambda: launch.k2_call(problem, ws, o, None, config.k2),
+        "launch K1": k1,
+        "launch K2": k2,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--tokens", type=int, default=64, help="few, so that the card is done before the CPU is")
+    parser.add_argument("--heads", type=int, default=8)
+    args = parser.parse_args()
+    device = "cpu" if args.fake else "cuda"
+    if args.fake:
+        inputs.INTERPRET = True  # CPU tensors pass the checks; nothing is launched on them
+        prepare.prepare_kernel = prepare.plan_kernel = prepare.dense_plan_kernel = Fake()
+        recurrence.recurrence_kernel = Fake()
+    elif not torch.cuda.is_available():
+        sys.exit("no CUDA card is visible; --fake measures the host's part without one")
+    whole = {}
+    with torch.no_grad():
+        for state in (False, True):
+            for packed in (False, True):
+                given = arguments(device, args.tokens, args.heads, state, packed)
+                call = functools.partial(chunk_kda, **given)
+                for _ in range(20):
+                    call()
+                name = f"{'packed' if packed else 'dense'}, {'with' if state else 'without'} states"
+                whole[name] = median_us(call)
+        pieces = {
+            name: median_us(call)
+            for name, call in parts(arguments(device, args.tokens, args.heads, False, False)).items()
+        }
+    where = "a launch that does nothing" if args.fake else torch.cuda.get_device_name()
+    sys.stdout.write(
+        f"chunk_kda, {args.heads} heads, {args.tokens} tokens, {where}: us of CPU a call, median of 300 x 20\n"
+    )
+    for name, us in whole.items():
+        sys.stdout.write(f"  {name:28} {us:8.1f}   {'' if us <= TARGET_US else f'over {TARGET_US:g}'}\n")
+    sys.stdout.write("of the dense call without states:\n")
+    for name, us in pieces.items():
+        sys.stdout.write(f"  {name:28} {us:8.1f}\n")
+    sys.exit(0 if args.fake or max(whole.values()) <= TARGET_US else 1)
+
+
+if __name__ == "__main__":
+    main()
