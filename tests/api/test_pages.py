@@ -1,0 +1,413 @@
+"""The values on the pages: what is stored is what is shown, and what is downloaded, on both databases."""
+
+import math
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import update
+
+from kdatune_kernels.space import default_config
+from kdatune_kernels.space import k2_configs
+from kdatune_kernels.space import legal_k2
+from kdatune_kernels.spec import KNOWN_GPUS
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import shape_of
+from kdatune_tuner.ncu.metrics import METRICS
+from kdatune_tuner.ncu.metrics import stored_form
+from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store import writes
+from kdatune_tuner.store.engine import writing
+from kdatune_tuner.store.models import PromotionModel
+from kdatune_tuner.store.records import NewProfile
+
+H20 = KNOWN_GPUS["NVIDIA H20"]
+HTML = {"Accept": "text/html"}
+SMALL = shape_of(1, 8, 1024)
+RAGGED = shape_of(6, 64, 8192, varlen=True, longest_tokens=3063)
+
+
+def key_path(page, shape, gpu="NVIDIA H200"):
+    return f"/{page}/{quote(gpu)}/{shape.key()}"
+
+
+def items(client, path, table, **params):
+    """The rows of a table of a page, as it is downloaded."""
+    response = client.get(path, params={**params, "download": f"{table}.json"})
+    assert response.status_code == 200, response.text
+    return response.json()["items"]
+
+
+def text(client, path, **params):
+    response = client.get(path, params=params, headers=HTML)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    return response.text
+
+
+def at(engine, generation, moment):
+    """Move a decision in time."""
+    with writing(engine) as s:
+        s.execute(update(PromotionModel).where(PromotionModel.generation == generation).values(decided_at=moment))
+
+
+def test_the_heat_map_has_a_row_a_shape_and_a_column_a_card(client, shelf, helpers):
+    shelf.promote(median_us=500.4)
+    shelf.promote(SMALL, median_us=695.0)
+    shelf.promote(gpu=H20, median_us=625.5)
+    rows = {row.pop("shape"): row for row in items(client, "/", "heatmap")}
+    assert rows == {
+        SMALL.key(): {"gpu_1_speedup": None, "gpu_2_speedup": 0.9},
+        helpers.SHAPE.key(): {"gpu_1_speedup": 1.0, "gpu_2_speedup": 1.25},
+    }
+    page = text(client, "/")
+    geomean = math.exp((math.log(1.25) + math.log(0.9)) / 3)
+    assert f"{geomean:.3f}x" in page
+    assert "▲" in page
+    assert "▼" in page
+    assert [row["shape"] for row in items(client, "/", "worst")] == [
+        SMALL.key(),
+        helpers.SHAPE.key(),
+        helpers.SHAPE.key(),
+    ]
+
+
+def test_what_is_stale_is_what_the_service_says_is_stale(client, shelf, helpers):
+    shelf.promote(SMALL, build=replace(helpers.BUILD, driver="535.1"), measured_at=datetime.now(UTC) - timedelta(1))
+    shelf.promote()
+    served = client.get("/v1/snapshots/NVIDIA H200").json()["champions"]
+    stale = [one["stale_reason"] for one in served if one["stale_reason"]]
+    (row,) = items(client, "/configs", "configs", status="stale")
+    page = text(client, "/configs", status="stale")
+    assert row["shape"] == SMALL.key()
+    assert len(stale) == 1
+    assert stale[0] in page
+    assert items(client, "/", "heatmap", status="stale")[0]["shape"] == SMALL.key()
+
+
+def test_demand_is_shown_until_it_is_served(client, shelf, helpers):
+    with writing(shelf.engine) as s:
+        writes.report_demand(s, "NVIDIA H200", "kda", helpers.SHAPE, 7)
+        writes.report_demand(s, "NVIDIA B200", "kda", SMALL, 70)
+    shelf.promote(SMALL)
+    found = [(row["gpu"], row["shape"], row["miss_count"]) for row in items(client, "/", "demand")]
+    assert found == [("NVIDIA B200", SMALL.key(), 70), ("NVIDIA H200", helpers.SHAPE.key(), 7)]
+    shelf.promote()
+    assert [row["gpu"] for row in items(client, "/", "demand")] == ["NVIDIA B200"]
+
+
+def test_the_last_nightly_run_is_told(client, shelf):
+    shelf.promote()
+    assert "kdatune nightly" in text(client, "/")
+    run = shelf.run(trigger="nightly")
+    with writing(shelf.engine) as s:
+        writes.finish_run(s, run, outcome_counts={"ok": 1}, gpu_seconds=1.0, state="done")
+    page = text(client, "/")
+    assert "just now<small>done</small>" in page
+    assert "kdatune nightly" not in page
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"q": "H=8"}, [SMALL]),
+        ({"q": "T=8192 N=6"}, [RAGGED]),
+        ({"q": "dtype=bf16 varlen=false H=8"}, [SMALL]),
+        ({"q": "longest"}, [RAGGED]),
+        ({"varlen": "yes"}, [RAGGED]),
+        ({"gpu": "NVIDIA H20"}, [RAGGED]),
+        ({"gpu": "NVIDIA H20", "varlen": "no"}, []),
+        ({"dtype": "fp16"}, []),
+        ({"q": "H=80"}, []),
+    ],
+)
+def test_filters_are_all_applied(client, shelf, filters, expected):
+    shelf.promote(SMALL)
+    shelf.promote(RAGGED, gpu=H20)
+    assert [row["shape"] for row in items(client, "/configs", "configs", **filters)] == [s.key() for s in expected]
+
+
+def test_a_list_is_sorted_and_paged(client, shelf):
+    shapes = [shape_of(1, heads, 1024) for heads in range(1, 53)]
+    for number, shape in enumerate(shapes):
+        shelf.promote(shape, median_us=1000.0 - number)
+    by_time = [row["measured_us"] for row in items(client, "/configs", "configs", sort="configs:measured_us")]
+    assert by_time == sorted(by_time)
+    assert len(by_time) == 52, "a download holds every row"
+    first = text(client, "/configs", sort="configs:-measured_us")
+    second = text(client, "/configs", sort="configs:-measured_us", page="configs:2")
+    assert first.count("<tr>") == 51
+    assert second.count("<tr>") == 3
+    assert 'aria-sort="descending"' in first
+    assert "51 to 52 of 52" in second
+    assert "51 to 52 of 52" in text(client, "/configs", page="configs:99"), "a page beyond the end is the last one"
+
+
+def test_a_config_stands_beside_the_default_and_the_previous_one(client, shelf, helpers):
+    first, second = helpers.configs_for(helpers.SHAPE, helpers.H200, 2)
+    default = default_config(helpers.SHAPE, helpers.H200)
+    shelf.measure(config=default, median_us=700.0, o_error_ratio=0.5)
+    shelf.promote(config=first, median_us=650.0)
+    shelf.promote(config=second, median_us=600.0, p20_us=590.0, p80_us=612.0, o_error_ratio=0.25, sm_clock_mhz=1980.0)
+    path = key_path("configs", helpers.SHAPE)
+    numbers = {row["number"]: row for row in items(client, path, "numbers")}
+    assert [numbers["Median"][name] for name in ("default", "previous", "champion")] == [700.0, 650.0, 600.0]
+    assert numbers["Median"]["ratio"] == pytest.approx(600 / 700)
+    assert numbers["Error of o over its tolerance"]["ratio"] == 0.5
+    fields = {row["field"]: row for row in items(client, path, "fields")}
+    assert fields["k2.stages_in"]["champion"] == str(second.k2.stages_in)
+    assert fields["k1.maxnreg"]["default"] == "none"
+    differing = [f for f, row in fields.items() if len({row["default"], row["previous"], row["champion"]}) > 1]
+    assert list(fields)[: len(differing)] == differing, "fields that differ come first"
+    provenance = {row["what"]: row["champion"] for row in items(client, path, "provenance")}
+    assert provenance["driver"] == helpers.BUILD.driver
+    assert provenance["sm_clock_mhz"] == 1980.0
+    decisions = items(client, path, "history")
+    assert [(d["generation"], d["measured_us"], d["config_hash"]) for d in decisions] == [
+        (2, 600.0, digest(second)),
+        (1, 650.0, digest(first)),
+    ]
+    page = text(client, path)
+    assert "590.0 to 612.0" in page
+    assert "paired run" in page
+    assert "/v1/promotions/2/rollback" in page
+    assert f"kdatune rollback --gpu &#34;NVIDIA H200&#34; --shape {helpers.SHAPE.key()}" in page
+
+
+def test_a_rollback_to_the_default_is_told(client, shelf, helpers):
+    shelf.promote()
+    with writing(shelf.engine) as s:
+        writes.rollback(s, 1, "numerics <b>differ</b>")
+    page = text(client, key_path("configs", helpers.SHAPE))
+    assert "rolled back to the default" in page
+    assert "numerics &lt;b&gt;differ&lt;/b&gt;" in page
+    assert "data-rollback" not in page, "there is nothing to take back"
+    (row,) = items(client, "/configs", "configs", status="default")
+    assert (row["state"], row["measured_us"]) == ("default", None)
+
+
+def test_a_key_that_is_not_tuned_shows_what_a_launcher_gets(client, shelf, helpers):
+    stored = shelf.promote(config=helpers.configs_for(helpers.SHAPE, helpers.H200, 9)[8])
+    near = shape_of(1, 96, 7000)
+    resolved = client.get("/v1/configs/resolve", params=helpers.query(near, "NVIDIA H200")).json()
+    page = text(client, key_path("configs", near))
+    assert "Not tuned on this card" in page
+    assert f"<b>{resolved['match']}</b>" in page
+    assert resolved["match"] == "bucket"
+    assert f"&#34;stages_in&#34;: {stored.config.k2.stages_in}" in page
+    assert f"kdatune tune --shape {near.key()}" in page
+
+
+def profile(shelf, measurement_id, stage, counters=None, reason=None):
+    new = NewProfile(
+        measurement_id=measurement_id,
+        stage=stage,
+        counters=None if counters is None else stored_form(counters),
+        issue_active_pct=(counters or {}).get("issue_active_pct"),
+        barrier_stall_per_issue=(counters or {}).get("barrier_stall_per_issue"),
+        unavailable_reason=reason,
+        ncu_version="2025.3.1.0",
+    )
+    with writing(shelf.engine) as s:
+        writes.add_profile(s, new)
+
+
+def test_a_profile_shows_both_stages_against_the_default(client, shelf, helpers):
+    default = default_config(helpers.SHAPE, helpers.H200)
+    champion = replace(default, k1=replace(default.k1, head_fast=True))
+    slow = shelf.measure(config=default, median_us=700.0)
+    fast = shelf.promote(config=champion, median_us=600.0)
+    every = {metric.field: 1.0 for metric in METRICS}
+    profile(shelf, fast.measurement_id, "k1", every | {"issue_active_pct": 63.69, "barrier_stall_per_issue": 0.89})
+    profile(shelf, slow, "k1", every | {"issue_active_pct": 39.45, "barrier_stall_per_issue": 20.21})
+    profile(shelf, slow, "k2", every | {"issue_active_pct": 33.0, "waves": 1.25})
+    path = key_path("profiles", helpers.SHAPE)
+    stalls = items(client, path, "stalls")
+    assert (stalls[0]["metric"], stalls[0]["k1_ours"], stalls[0]["k1_other"]) == (
+        "barrier_stall_per_issue",
+        0.89,
+        20.21,
+    )
+    speed = {row["metric"]: row for row in items(client, path, "speed")}
+    assert (speed["issue_active_pct"]["k1_ours"], speed["issue_active_pct"]["k2_ours"]) == (63.69, 33.0)
+    occupancy = {row["metric"]: row for row in items(client, path, "occupancy")}
+    assert occupancy["tail_fill_pct"]["k2_other"] == 25.0
+    assert len(items(client, path, "counters")) == len(METRICS)
+    page = text(client, path)
+    assert "63.7 %" in page
+    assert "champion; default 39.5" in page or "champion; default 39.4" in page
+    listed = items(client, "/profiles", "profiles", sort="profiles:-issue_active_pct", stage="k1")
+    assert [row["issue_active_pct"] for row in listed] == [63.69, 39.45]
+
+
+def test_an_unavailable_profile_shows_its_reason_and_no_zero(client, shelf, helpers):
+    stored = shelf.promote()
+    for stage in ("k1", "k2"):
+        profile(shelf, stored.measurement_id, stage, reason="no_permission: ERR_NVGPUCTRPERM. Run as root")
+    path = key_path("profiles", helpers.SHAPE)
+    page = text(client, path)
+    assert page.count("no_permission: ERR_NVGPUCTRPERM. Run as root") == 2
+    assert "h-stalls" not in page
+    assert {row["k1_ours"] for row in items(client, path, "stalls")} == {None}
+    assert [row["issue_active_pct"] for row in items(client, "/profiles", "profiles")] == [None, None]
+
+
+@pytest.fixture
+def searched(shelf, helpers):
+    """A K2 search of twelve configs, four of which failed, in two runs."""
+    runs = [shelf.run(kernel="k2"), shelf.run(kernel="k2", trigger="nightly")]
+    outcomes = [Outcome.OK] * 8 + [Outcome.RESOURCE, Outcome.RESOURCE, Outcome.TIMEOUT, Outcome.INCORRECT]
+    k1 = default_config(helpers.SHAPE, helpers.H200).k1
+    for number, (config, outcome) in enumerate(zip(legal_k2(helpers.SHAPE, helpers.H200)[::7], outcomes, strict=False)):
+        median_us = 300.0 + number if outcome is Outcome.OK else None
+        detail = None if median_us else f"ended {outcome}"
+        shelf.measure(
+            config=LaunchConfig(k1, config),
+            kernel="k2",
+            run_id=runs[number % 2],
+            outcome=outcome,
+            median_us=median_us,
+            detail=detail,
+        )
+    with writing(shelf.engine) as s:
+        for run in runs:
+            writes.finish_run(s, run, outcome_counts={"ok": 4, "timeout": 2}, gpu_seconds=12.5, state="done")
+    return runs
+
+
+def test_a_study_shows_trials_failures_cost_and_coverage(client, searched, helpers):
+    path = key_path("studies", helpers.SHAPE)
+    trials = items(client, path, "trials")
+    assert [row["median_us"] for row in trials] == [*(300.0 + n for n in range(8)), *[None] * 4]
+    outcomes = {row["outcome"]: (row["trials"], row["detail"]) for row in items(client, path, "outcomes")}
+    assert outcomes["resource"] == (2, "ended resource")
+    assert outcomes["ok"] == (8, "")
+    assert [row["gpu_seconds"] for row in items(client, path, "cost")] == [12.5, 12.5]
+    covered = items(client, path, "coverage")
+    legal = legal_k2(helpers.SHAPE, helpers.H200)
+    variants = {row["value"]: (row["legal"], row["tried"]) for row in covered if row["field"] == "variant"}
+    assert variants["ws"][0] == sum(1 for config in legal if config.variant == "ws")
+    assert sum(tried for _, tried in variants.values()) == 12
+    page = text(client, path)
+    assert f"12 of {len(legal)} configs" in page
+    assert "25.0 s" in page
+    assert "300.0 µs" in page
+
+
+def test_one_filter_is_for_every_table_of_a_study(client, searched, helpers):
+    path = key_path("studies", helpers.SHAPE)
+    assert len(items(client, path, "trials", run=searched[0])) == 6
+    assert [r["outcome"] for r in items(client, path, "trials", outcome="timeout")] == ["timeout"]
+    assert [r["outcome"] for r in items(client, path, "outcomes", outcome="timeout")] == ["timeout"]
+    assert items(client, path, "trials", kernel="k1") == []
+    listed = items(client, "/studies", "runs", trigger="nightly")
+    assert [(row["id"], row["trials"], row["best_us"], row["failures"]) for row in listed] == [
+        (searched[1], 6, 301.0, 2)
+    ]
+
+
+def test_waves_follow_from_chains_sms_and_what_an_sm_holds(client, shelf, helpers):
+    ws = {c.block_v: c for c in k2_configs() if c.variant == "ws" and c.stages_in == 4 and c.load_warps == 1}
+    taken = {"registers": 168, "smem_bytes": 94128, "effective_num_warps": 12}
+    for shape, block_v in ((shape_of(1, 64, 8192), 64), (shape_of(2, 64, 8192), 128), (shape_of(2, 96, 8192), 128)):
+        config = replace(default_config(shape, helpers.H200), k2=ws[block_v])
+        shelf.promote(shape, config)
+        shelf.measure(shape, config, kernel="k2", median_us=300.0, **taken)
+    rows = {row["chains"]: row for row in items(client, "/waves", "waves")}
+    assert {chains: (row["ctas"], row["waves"]) for chains, row in rows.items()} == {
+        64: (128, pytest.approx(128 / 132)),
+        128: (128, pytest.approx(128 / 132)),
+        192: (192, pytest.approx(192 / 132)),
+    }
+    assert rows[192]["tail_fill_pct"] == pytest.approx(100 * 60 / 132)
+    choices = {row["ctas_per_chain"]: row for row in items(client, "/waves", "choices")}
+    assert choices[2]["second_wave_from_chains"] == 67
+    assert choices[1]["second_wave_from_chains"] == 133, "one CTA a chain: the 133rd chain waits"
+    assert (choices[1]["one_wave_count"], choices[1]["more_waves_count"]) == (1, 1)
+
+
+@pytest.fixture
+def six_nights(shelf, helpers):
+    """A champion that takes 600 us for four nights, then, with a new driver, 630."""
+    now = datetime.now(UTC)
+    config = helpers.configs_for(helpers.SHAPE, helpers.H200, 3)[2]
+    old = replace(helpers.BUILD, driver="570.1")
+    stored = shelf.promote(config=config, build=old, median_us=600.0, measured_at=now - timedelta(days=6))
+    at(shelf.engine, stored.generation, now - timedelta(days=6))
+    for night in range(6, 0, -1):
+        slower = night <= 2
+        median_us = (630.0 if slower else 600.0) + night % 2
+        shelf.measure(
+            config=config,
+            build=helpers.BUILD if slower else old,
+            median_us=median_us,
+            p20_us=median_us - 3,
+            p80_us=median_us + 3,
+            measured_at=now - timedelta(days=night),
+        )
+    shelf.measure(median_us=100.0)  # another config: not what is served
+    return config
+
+
+def test_a_trend_shows_nights_steps_and_what_changed(client, six_nights, helpers):
+    rows = items(client, key_path("trends", helpers.SHAPE), "nights", sort="nights:night")
+    assert [row["median_us"] for row in rows] == [600.0, 601.0, 600.0, 601.0, 630.0, 631.0]
+    assert [row["step"] for row in rows] == ["", "", "", "", "slower", ""]
+    assert rows[4]["changes"] == f"driver {helpers.BUILD.driver} instead of 570.1"
+    assert {row["config_hash"] for row in rows} == {digest(six_nights)}
+    (key,) = items(client, "/trends", "trends")
+    assert (key["median_us"], key["nights"], key["step"]) == (631.0, 6, "")
+
+
+def test_a_regression_is_listed_until_it_is_gone(client, shelf, six_nights, helpers):
+    (row,) = items(client, "/trends/regressions", "regressions")
+    assert (row["shape"], row["before_us"], row["now_us"]) == (helpers.SHAPE.key(), 601.0, 631.0)
+    assert row["ratio"] == pytest.approx(631 / 601)
+    assert row["since"] == (datetime.now(UTC) - timedelta(days=2)).date().isoformat()
+    assert "driver" in row["changes"]
+    shelf.measure(config=six_nights, median_us=602.0, p20_us=600.0, p80_us=604.0)
+    assert items(client, "/trends/regressions", "regressions") == [], "it came back"
+
+
+def test_a_slower_config_that_was_promoted_is_no_regression(client, shelf, six_nights, helpers):
+    other = helpers.configs_for(helpers.SHAPE, helpers.H200, 5)[4]
+    shelf.promote(config=other, median_us=700.0, p20_us=699.0, p80_us=701.0)
+    assert items(client, "/trends/regressions", "regressions") == []
+    newest = items(client, key_path("trends", helpers.SHAPE), "nights")[0]
+    assert newest["step"] == "slower"
+    assert newest["changes"].startswith(f"config {digest(other)[:8]} instead of {digest(six_nights)[:8]}")
+
+
+def test_two_configs_two_cards_and_two_dates_are_compared(client, shelf, helpers):
+    now = datetime.now(UTC)
+    first, second = helpers.configs_for(helpers.SHAPE, helpers.H200, 2)
+    early = shelf.promote(config=first, median_us=650.0, measured_at=now - timedelta(days=9))
+    at(shelf.engine, early.generation, now - timedelta(days=9))
+    shelf.promote(config=second, median_us=600.0)
+    shelf.promote(gpu=H20, config=second, median_us=900.0)
+    a = {"gpu_a": "NVIDIA H200", "shape_a": helpers.SHAPE.key()}
+
+    def medians(**params):
+        row = next(r for r in items(client, "/compare", "numbers", **a, **params) if r["number"] == "Median")
+        return row["a"], row["b"], row["difference"], row["ratio"]
+
+    assert medians(as_b="previous") == (600.0, 650.0, 50.0, pytest.approx(650 / 600))
+    assert medians(gpu_b="NVIDIA H20") == (600.0, 900.0, 300.0, 1.5)
+    assert medians(on_b=(now - timedelta(days=5)).date().isoformat())[:2] == (600.0, 650.0)
+    assert medians(as_b=f"m{early.measurement_id}")[:2] == (600.0, 650.0)
+    (row,) = items(client, "/compare", "shapes", gpu_a="NVIDIA H200", gpu_b="NVIDIA H20")
+    assert (row["a_us"], row["b_us"], row["ratio"], row["same_config"]) == (600.0, 900.0, 1.5, True)
+    assert "there is no measurement 999" in text(client, "/compare", **a, as_b="m999")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/configs", "/profiles", "/studies", "/waves", "/trends", "/trends/regressions", "/compare"]
+)
+def test_an_empty_store_has_pages_that_say_what_to_run(client, path):
+    page = text(client, path)
+    assert "kdatune" in page
+    assert 'class="empty"' in page
