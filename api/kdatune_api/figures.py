@@ -102,6 +102,7 @@ def waves(points: Sequence[WavePoint], sm_count: int, boundaries: Mapping[str, i
             "legend": {"orientation": "h", "y": -0.25},
             "margin": {"t": 80},
         },
+        "narrow": {"annotations": [], "margin": {"t": 16}},  # no room for words: they are in the table below
     }
 
 

@@ -277,7 +277,7 @@ def _ratio(a: Entry, b: Entry) -> float | None:
 def cards_table(both: Sequence[tuple[Entry, Entry]], gpu_a: str, gpu_b: str, query: ViewQuery) -> Table:
     """Two GPU models, shape by shape."""
     columns = (
-        Column("shape", "Shape", kind="code", sortable=True),
+        Column("shape", "Shape", kind="key", sortable=True),
         Column("a_us", f"A: {gpu_a}", "µs", "number", sortable=True),
         Column("b_us", f"B: {gpu_b}", "µs", "number", sortable=True),
         Column("ratio", "B over A", kind="number", sortable=True),

@@ -44,7 +44,7 @@ SPEC = Spec(
     "configs",
     "Champions",
     (
-        Column("shape", "Shape", kind="code", sortable=True),
+        Column("shape", "Shape", kind="key", sortable=True),
         Column("gpu", "GPU model", kind="name", sortable=True),
         Column("measured_us", "Champion", "µs", "number", sortable=True, hint="median"),
         Column("p20_us", "p20", "µs", "number"),
@@ -53,9 +53,9 @@ SPEC = Spec(
         Column("speedup", "Speed-up", kind="number", sortable=True, hint="default over champion"),
         Column("gain_low", "Gain from", kind="number", hint="interval of the decision's gain over its baseline"),
         Column("gain_high", "to", kind="number"),
-        Column("state", "State", kind="prose", sortable=True),
         Column("measured_at", "Measured", sortable=True),
         Column("generation", "Generation", kind="number", sortable=True),
+        Column("state", "State", kind="prose", sortable=True),
     ),
     order="shape",
     empty=NO_MATCH,
@@ -103,14 +103,14 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
                     Cell(e.speedup, text.speedup(e.speedup), mark=text.trend_of(e.speedup)),
                     Cell(promotion.gain_low, text.speedup(promotion.gain_low)),
                     Cell(promotion.gain_high, text.speedup(promotion.gain_high)),
+                    moment_cell(e.row.measured_at),
+                    Cell(e.row.generation, text.integer(e.row.generation)),
                     Cell(
                         e.status,
                         "" if e.status == "stale" else None,
                         tag="stale" if e.status == "stale" else "",
                         note=e.stale_reason or "",
                     ),
-                    moment_cell(e.row.measured_at),
-                    Cell(e.row.generation, text.integer(e.row.generation)),
                 ]
             )
         return rows

@@ -149,7 +149,7 @@ def has_status(entry: Entry, status: Status) -> bool:
 
 def heat_map(found: Overview, query: OverviewQuery) -> Table:
     """One row a shape, one column a GPU model; each cell a number with its arrow, and a word where it is stale."""
-    columns = [Column("shape", "Shape", kind="code", sortable=True)]
+    columns = [Column("shape", "Shape", kind="key", sortable=True)]
     columns += [
         Column(_column_key(number), card.name, kind="number", sortable=True, hint=f"{card.gpu.sm_count} SMs")
         for number, card in enumerate(found.cards)
@@ -218,7 +218,7 @@ WORST_SPEC = Spec(
     "worst",
     f"Worst {WORST}",
     (
-        Column("shape", "Shape", kind="code"),
+        Column("shape", "Shape", kind="key"),
         Column("gpu", "GPU model", kind="name"),
         Column("speedup", "Speed-up", kind="number"),
         Column("measured_us", "Champion", "µs", "number"),
@@ -248,7 +248,7 @@ DEMAND_SPEC = Spec(
     "demand",
     "Demand not yet served",
     (
-        Column("shape", "Shape", kind="code"),
+        Column("shape", "Shape", kind="key"),
         Column("gpu", "GPU model", kind="name"),
         Column("miss_count", "Misses", kind="number", sortable=True),
         Column("last_seen_at", "Last seen", sortable=True),

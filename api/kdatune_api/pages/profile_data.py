@@ -74,6 +74,12 @@ class KeyProfiles:
     ours: Subject | None
     other: Subject | None
 
+    @property
+    def has_counters(self) -> bool:
+        """Whether anything was measured of the two."""
+        sides = [one for one in (self.ours, self.other) if one is not None]
+        return any(one.counters(stage) for one in sides for stage in STAGES)
+
     def sentences(self, stage: str) -> list[str]:
         """What the rules say about a stage: what bounds it, and why it differs from the other's."""
         ours = None if self.ours is None else self.ours.profiled(stage)

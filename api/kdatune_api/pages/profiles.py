@@ -89,7 +89,7 @@ LIST_SPEC = Spec(
     "profiles",
     "Profiles",
     (
-        Column("shape", "Shape", kind="code"),
+        Column("shape", "Shape", kind="key"),
         Column("gpu", "GPU model", kind="name"),
         Column("stage", "Stage"),
         Column(ISSUE_ACTIVE, "Issue active", "%", "number", sortable=True, hint=BY_FIELD[ISSUE_ACTIVE].meaning),
@@ -172,6 +172,9 @@ def profile(
         all_counters(found, query),
     )
     options = [(one.config_hash, one.label) for one in found.subjects]
+    filters = [select("config", "Config", found.ours.config_hash if found.ours else None, options)]
+    if found.other is not None:
+        filters.append(select("against", "Against", found.other.config_hash, options))
     return respond(
         request,
         "profile.html",
@@ -180,10 +183,7 @@ def profile(
         tables={table.name: table for table in tables},
         found=found,
         stages=STAGES,
-        filters=[
-            select("config", "Config", found.ours.config_hash if found.ours else None, options),
-            select("against", "Against", found.other.config_hash if found.other else None, options),
-        ],
+        filters=filters,
         profile_command=f"kdatune profile --shape {wanted.key()}",
     )
 

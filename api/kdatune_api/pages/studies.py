@@ -102,7 +102,7 @@ RUNS_SPEC = Spec(
     "Searches",
     (
         Column("id", "Run", kind="number", sortable=True),
-        Column("shape", "Shape", kind="code"),
+        Column("shape", "Shape", kind="key"),
         Column("kernel", "Kernel"),
         Column("gpu", "GPU model", kind="name"),
         Column("trigger", "Trigger"),

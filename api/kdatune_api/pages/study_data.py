@@ -124,7 +124,7 @@ def gather(
         build_id = builds[0].id
     every = trials(s, keys[chosen], build_id=build_id, run_id=run_id)
     shown = every if outcome is None else [t for t in every if t.outcome == outcome]
-    wanted = RunFilter(gpu_ids=card.ids, kernel=chosen, problem_ids=(keys[chosen].problem_id,))
+    wanted = RunFilter(gpu_ids=card.ids, kernel=chosen, problem_ids=tuple(key.problem_id for key in keys.values()))
     return Study(card, shape, chosen, shown, len(every), kernels, builds, build_id, runs(s, wanted, limit=MAX_RUNS))
 
 

@@ -79,7 +79,7 @@ LIST_SPEC = Spec(
     "trends",
     "Keys",
     (
-        Column("shape", "Shape", kind="code", sortable=True),
+        Column("shape", "Shape", kind="key", sortable=True),
         Column("gpu", "GPU model", kind="name", sortable=True),
         Column("median_us", "Last night", "µs", "number", sortable=True, hint="median of what is served"),
         Column("ratio", "Over the night before", kind="number", hint="1 is equal, above 1 is slower"),
@@ -95,7 +95,7 @@ REGRESSION_SPEC = Spec(
     "regressions",
     "Regressions",
     (
-        Column("shape", "Shape", kind="code"),
+        Column("shape", "Shape", kind="key"),
         Column("gpu", "GPU model", kind="name", sortable=True),
         Column("before_us", "Before", "µs", "number"),
         Column("now_us", "Now", "µs", "number"),
@@ -270,7 +270,7 @@ NIGHTS_SPEC = Spec(
     "nights",
     "Nights",
     (
-        Column("night", "Night", sortable=True),
+        Column("night", "Night", kind="name", sortable=True),
         Column("median_us", "Median", "µs", "number", sortable=True),
         Column("p20_us", "p20", "µs", "number"),
         Column("p80_us", "p80", "µs", "number"),

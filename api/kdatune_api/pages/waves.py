@@ -247,7 +247,7 @@ def choices_table(found: Waves, query: SearchQuery) -> Table:
 def champions_table(found: Waves, query: SearchQuery) -> Table:
     """Every champion of the card by chains, with its waves."""
     columns = (
-        Column("shape", "Shape", kind="code", sortable=True),
+        Column("shape", "Shape", kind="key", sortable=True),
         Column("chains", "Chains", "N*HV", "number", sortable=True),
         Column("chains_per_sm", "Chains an SM", kind="number"),
         Column("choice", "K2 launch", kind="name", sortable=True),

@@ -117,7 +117,7 @@
     const narrow = plot.clientWidth < 500;
     const out = { ...layout, ...(narrow ? coloured(figure.narrow || {}) : {}) };
     for (const name of ["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d+$/.test(key))]) out[name] = { ...axis, ...layout[name] };
-    const margin = { l: 60, r: 16, t: 16, b: 48, ...layout.margin };
+    const margin = { l: 60, r: 16, t: 16, b: 48, ...out.margin };
     let height = narrow ? 352 : 416;
     if (narrow && layout.legend) {
       // below the axis title, one entry a line
