@@ -19,6 +19,7 @@ from kdatune_api.middleware import Surround
 from kdatune_api.openapi import DESCRIPTION
 from kdatune_api.openapi import TITLE
 from kdatune_api.openapi import openapi_of
+from kdatune_api.pages.install import install_pages
 from kdatune_api.problems import install_problem_handlers
 from kdatune_api.remember import Recall
 from kdatune_api.routes import configs
@@ -72,6 +73,7 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
     )
     for module in (configs, snapshots, listings, demand, results, rollback, health):
         app.include_router(module.router)
+    install_pages(app)
     return app
 
 
