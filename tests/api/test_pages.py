@@ -89,6 +89,28 @@ def test_what_is_stale_is_what_the_service_says_is_stale(client, shelf, helpers)
     assert items(client, "/", "heatmap", status="stale")[0]["shape"] == SMALL.key()
 
 
+def test_every_promotion_is_on_the_next_page(client, shelf, helpers):
+    """The pages keep what they know of earlier generations; they must show what a fresh service would."""
+    configs = helpers.configs_for(helpers.SHAPE, helpers.H200, 4)
+
+    def shown():
+        return [(r["shape"], r["measured_us"], r["generation"]) for r in items(client, "/configs", "configs")]
+
+    assert shown() == []
+    shelf.promote(SMALL, median_us=50.0)
+    assert shown() == [(SMALL.key(), 50.0, 1)]
+    shelf.promote(config=configs[0], median_us=700.0)
+    shelf.promote(config=configs[1], median_us=600.0)
+    assert shown() == [(SMALL.key(), 50.0, 1), (helpers.SHAPE.key(), 600.0, 3)]
+    with writing(shelf.engine) as s:
+        writes.rollback(s, 3, "numerics")
+    assert shown() == [(SMALL.key(), 50.0, 1), (helpers.SHAPE.key(), 700.0, 4)]
+    shelf.promote(config=configs[2], median_us=500.0, decision="tie")
+    shelf.promote(gpu=H20, config=configs[3], median_us=900.0)
+    assert (helpers.SHAPE.key(), 900.0, 6) in shown()
+    assert len(shown()) == 3
+
+
 def test_demand_is_shown_until_it_is_served(client, shelf, helpers):
     with writing(shelf.engine) as s:
         writes.report_demand(s, "NVIDIA H200", "kda", helpers.SHAPE, 7)

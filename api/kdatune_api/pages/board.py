@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from urllib.parse import quote
+from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
 
@@ -79,8 +81,14 @@ class Board:
     """Every entry of one generation, the newest of each card and shape."""
 
     def __init__(
-        self, cards: Iterable[Card], rows: Iterable[Served], reasons: dict[tuple[int, int], str | None]
+        self,
+        cards: Iterable[Card],
+        rows: Sequence[Served],
+        reasons: dict[tuple[int, int], str | None],
+        generation: int = 0,
     ) -> None:
+        self.generation = generation
+        self.rows = tuple(rows)
         self.cards = tuple(cards)
         by_id = {gpu_id: card for card in self.cards for gpu_id in card.ids}
         self._entries: dict[tuple[Card, str], Entry] = {}
@@ -122,8 +130,9 @@ class Board:
 def read_board(s: Session, state: PagesState) -> Board:
     """The board of what is served now: the kept one while the generation and the cards are the same."""
     cards = _cards(s)
-    key = (queries.generation(s), tuple(cards))
-    board: Board = state.boards.get(key, lambda: _make(s, cards))
+    generation = queries.generation(s)
+    board: Board = state.boards.get((generation, tuple(cards)), lambda: _make(s, cards, generation, state.board))
+    state.board = board
     return board
 
 
@@ -136,6 +145,11 @@ def geomean(entries: Iterable[Entry]) -> tuple[float | None, int]:
 def path_of(page: str, gpu_name: str, shape_key: str) -> str:
     """The address of a page about one key, e.g. path_of("configs", "NVIDIA H200", "N=1,H=96,T=8192")."""
     return f"/{page}/{quote(gpu_name, safe='')}/{quote(shape_key, safe='=,')}"
+
+
+def compare_path(gpu_name: str, shape_key: str, as_b: str) -> str:
+    """The address that compares a config of a key with its champion, e.g. as_b="m17" or "default"."""
+    return f"/compare?{urlencode({'gpu_a': gpu_name, 'shape_a': shape_key, 'as_b': as_b})}"
 
 
 def words(query: str | None) -> list[str]:
@@ -178,9 +192,17 @@ def _cards(s: Session) -> list[Card]:
     return sorted(found.values(), key=lambda card: card.name)
 
 
-def _make(s: Session, cards: list[Card]) -> Board:
-    rows = served_keys(s)
-    return Board(cards, rows, dict(_stale_reasons(s, cards, rows)))
+def _make(s: Session, cards: list[Card], generation: int, before: Board | None) -> Board:
+    """The board of a generation. History is only ever added to, so that of an earlier one saves most of the reading."""
+    if before is None or before.generation > generation:
+        rows = served_keys(s)
+    else:
+        newest = {(row.gpu_id, row.problem_id): row for row in before.rows}
+        for row in served_keys(s, before.generation):
+            newest.pop((row.gpu_id, row.problem_id), None)  # what is newer goes to the end
+            newest[row.gpu_id, row.problem_id] = row
+        rows = list(newest.values())
+    return Board(cards, rows, dict(_stale_reasons(s, cards, rows)), generation)
 
 
 def _stale_reasons(s: Session, cards: list[Card], rows: list[Served]) -> Iterator[tuple[tuple[int, int], str | None]]:

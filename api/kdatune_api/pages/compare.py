@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC
 from datetime import date
 from datetime import datetime
@@ -256,7 +257,7 @@ def fields_table(pair: Pair, query: ViewQuery) -> Table:
 def provenance(pair: Pair, query: ViewQuery) -> Table:
     """What both were measured with."""
     rows = [
-        [Cell(name), *(Cell(c.value, c.text, mark="differs" if differs else "") for c in cells)]
+        [Cell(name), *(replace(c, mark="differs" if differs else "") for c in cells)]
         for name, cells, differs in provenance_rows(pair.sides)
     ]
     columns = (Column("what", "What", kind="code"), *_CODE_SIDES)

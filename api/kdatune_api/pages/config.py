@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated
 
 from anyio.from_thread import run as run_in_loop
@@ -183,7 +184,7 @@ def provenance(found: KeyPage, query: ViewQuery) -> Table:
     """What the sides were measured with."""
     columns = (Column("what", "What", kind="code"), *_code_columns(found.sides))
     rows = [
-        [Cell(name), *(Cell(c.value, c.text, mark="differs" if differs else "") for c in cells)]
+        [Cell(name), *(replace(c, mark="differs" if differs else "") for c in cells)]
         for name, cells, differs in provenance_rows(found.sides)
     ]
     return rows_table(Spec("provenance", "Measured with", columns, page_rows=100), query, rows)

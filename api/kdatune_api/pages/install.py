@@ -14,11 +14,13 @@ from kdatune_api.pages import trends
 from kdatune_api.pages import waves
 from kdatune_api.pages.errors import answer_browsers
 from kdatune_api.pages.state import PagesState
+from kdatune_api.pages.web import compile_templates
 
 
 def install_pages(app: FastAPI) -> None:
     """Add the pages, what they load, and error pages for browsers. Called once, after everything else is in place."""
     app.state.pages = PagesState()
+    compile_templates()
     for module in (overview, configs, config, profiles, studies, waves, trends, compare, charts, assets):
         app.include_router(module.router, include_in_schema=False)
     answer_browsers(app)

@@ -25,6 +25,7 @@ from kdatune_tuner.ncu.metrics import Counters
 from kdatune_tuner.ncu.metrics import from_stored
 from kdatune_tuner.store.profiles import StoredProfile
 from kdatune_tuner.store.profiles import newest_profiles
+from kdatune_tuner.store.records import rfc3339
 
 CHAMPION, DEFAULT, PREVIOUS = "champion", "default", "previous"
 _STAGE_CONFIGS: dict[str, type[K1Config] | type[K2Config]] = {"k1": K1Config, "k2": K2Config}
@@ -51,6 +52,20 @@ class Subject:
         if found is None:
             return "not profiled"
         return found.row.unavailable_reason or ""
+
+    @property
+    def taken(self) -> str:
+        """With what the profiles were taken, for people."""
+        rows = [one.row for one in self.profiles.values() if one.row.counters is not None]
+        said = [
+            f"Nsight Compute {r.ncu_version or '?'}, driver {r.driver or '?'}, {rfc3339(r.profiled_at)}" for r in rows
+        ]
+        return "; ".join(dict.fromkeys(said))
+
+    @property
+    def reports(self) -> dict[str, int]:
+        """The kept reports by name, with the id of a profile that leads to each."""
+        return {one.row.report_file: one.row.id for one in self.profiles.values() if one.row.report_file}
 
     def profiled(self, stage: str) -> Profiled | None:
         """The stage as the rules see it; None where it has no counters, or is a config that this code cannot read."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from kdatune_api.pages import text
 from kdatune_api.pages.board import Card
+from kdatune_api.pages.board import path_of
 from kdatune_api.pages.tables import Cell
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Build
@@ -234,9 +235,14 @@ def provenance_rows(sides: Sequence[Side]) -> list[tuple[str, list[Cell], bool]]
     out = [(name, [Cell(value) for value in values], _differ(values)) for name, values in rows]
     measured = [_whole("measured_at")(side) for side in sides]
     out.append(("measured_at", [Cell(m, None if m is None else text.moment(m)) for m in measured], False))
-    runs = [_whole("run_id")(side) for side in sides]
-    out.append(("run_id", [Cell(run) for run in runs], False))
+    out.append(("run_id", [_run_cell(side) for side in sides], False))
     return out
+
+
+def _run_cell(side: Side) -> Cell:
+    run_id = _whole("run_id")(side)
+    path = path_of("studies", side.card.name, side.shape.key())
+    return Cell(run_id, href="" if run_id is None else f"{path}?kernel=kda&run={run_id}")
 
 
 def _differ(values: Sequence[Any]) -> bool:

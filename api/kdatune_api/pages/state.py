@@ -36,8 +36,9 @@ class Kept:
 
 @dataclass
 class PagesState:
-    """Lives as long as the app."""
+    """Lives as long as the app. board: the last Board that was made (board.read_board)."""
 
+    board: Any = None
     boards: Kept = field(default_factory=lambda: Kept(2))
     charts: Kept = field(default_factory=Kept)
     regressions: Kept = field(default_factory=lambda: Kept(2))

@@ -22,6 +22,7 @@ from kdatune_api.pages import text
 from kdatune_api.pages.board import Board
 from kdatune_api.pages.board import Card
 from kdatune_api.pages.board import Entry
+from kdatune_api.pages.board import compare_path
 from kdatune_api.pages.board import path_of
 from kdatune_api.pages.board import read_board
 from kdatune_api.pages.config import tune_command
@@ -237,7 +238,7 @@ def trend(
         "trend.html",
         query,
         here="trends",
-        tables={"nights": night_table(course, query)},
+        tables={"nights": night_table(card, wanted, course, query)},
         card=card,
         shape=wanted,
         course=course,
@@ -285,7 +286,7 @@ NIGHTS_SPEC = Spec(
 )
 
 
-def night_table(course: Sequence[Night], query: ViewQuery) -> Table:
+def night_table(card: Card, shape: Shape, course: Sequence[Night], query: ViewQuery) -> Table:
     """The nights, the newest first."""
     rows = [
         [
@@ -301,7 +302,11 @@ def night_table(course: Sequence[Night], query: ViewQuery) -> Table:
             Cell(night.step, mark={"slower": "worse", "faster": "better"}.get(night.step, "")),
             Cell("; ".join(night.changes)),
             Cell(night.timing.config_hash),
-            Cell(night.timing.id, text.integer(night.timing.id)),
+            Cell(
+                night.timing.id,
+                text.integer(night.timing.id),
+                compare_path(card.name, shape.key(), f"m{night.timing.id}"),
+            ),
         ]
         for night in course
     ]

@@ -25,6 +25,7 @@ from kdatune_api.caching import accepts_gzip
 from kdatune_api.pages import text
 from kdatune_api.pages.assets import CHART_STYLE_IDS
 from kdatune_api.pages.assets import asset
+from kdatune_api.pages.board import compare_path
 from kdatune_api.pages.board import path_of
 from kdatune_api.pages.params import ViewQuery
 from kdatune_api.pages.params import unknown_parameter
@@ -72,11 +73,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        auto_reload=False,
     )
     environment.globals |= {
         "asset": asset,
         "chart_style_ids": CHART_STYLE_IDS,
         "path_of": path_of,
+        "compare_path": compare_path,
         "navigation": NAVIGATION,
         "version": __version__,
         "NONE": text.NONE,
@@ -99,6 +102,12 @@ def _environment() -> Environment:
 
 
 TEMPLATES = _environment()
+
+
+def compile_templates() -> None:
+    """Compile every template now: the first page of a fresh service need not wait for it."""
+    for name in TEMPLATES.list_templates():
+        TEMPLATES.get_template(name)
 
 
 class PageRoute(APIRoute):

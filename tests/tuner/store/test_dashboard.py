@@ -44,6 +44,9 @@ def test_served_keys_are_the_champions(engine, world, make_world):
     assert [(r.generation, r.shape_key, r.measured_us, r.default_us) for r in served] == [
         (c.generation, c.shape.key(), c.measured_us, c.default_us) for c in champions
     ]
+    with reading(engine) as s:
+        assert dashboard.served_keys(s, since=served[0].generation) == served[1:]
+        assert dashboard.served_keys(s, since=served[-1].generation) == []
     first = served[0]
     assert (first.measured_at, first.estimated, first.config_hash) == (NOW, False, digest(world.config()))
     assert (first.n_sequences, first.n_heads, first.n_tokens, first.varlen) == (1, 96, 8192, False)

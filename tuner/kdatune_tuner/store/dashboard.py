@@ -103,8 +103,8 @@ class Wanted(NamedTuple):
     last_seen_at: datetime
 
 
-def served_keys(s: Session) -> list[Served]:
-    """What is served for every key of kernel kda, oldest generation first."""
+def served_keys(s: Session, since: int = 0) -> list[Served]:
+    """What is served for every key of kernel kda, oldest generation first; since: only what is newer than a generation."""
     rows = s.execute(
         select(
             PromotionModel.id,
@@ -127,7 +127,7 @@ def served_keys(s: Session) -> list[Served]:
         )
         .join(ProblemModel, PromotionModel.problem_id == ProblemModel.id)
         .outerjoin(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
-        .where(PromotionModel.generation.in_(served_generations()))
+        .where(PromotionModel.generation.in_(served_generations(since)))
         .order_by(PromotionModel.generation)
     )
     return [Served._make(row) for row in rows]
@@ -238,11 +238,11 @@ def _of(key: Key) -> list[ColumnElement[bool]]:
     ]
 
 
-def served_generations() -> Select[int]:
-    """The generation of what is served for each key of kernel kda."""
+def served_generations(since: int = 0) -> Select[int]:
+    """The generation of what is served for each key of kernel kda; since: of keys that changed after a generation."""
     return (
         select(func.max(PromotionModel.generation))
-        .where(PromotionModel.kernel == "kda", SERVING)
+        .where(PromotionModel.kernel == "kda", SERVING, PromotionModel.generation > since)
         .group_by(PromotionModel.gpu_id, PromotionModel.problem_id)
     )
 
