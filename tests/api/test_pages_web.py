@@ -6,6 +6,10 @@ import re
 from urllib.parse import quote
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from kdatune_api import charts
@@ -275,3 +279,37 @@ def _numbers(values):
 
         return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
     return values
+
+
+ADDRESSES = st.sampled_from(
+    ("/", "/configs", "/profiles", "/studies", "/waves", "/trends", "/trends/regressions", "/compare", "/charts/waves")
+)
+NAMES = ("gpu", "q", "dtype", "varlen", "status", "sort", "page", "download", "stage", "kernel", "state", "trigger")
+VALUES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ("configs:-speedup", "trends:shape", "runs:2", "configs:9999", "waves.csv", "heatmap.json", "k1", "bf16")
+    ),
+    st.sampled_from(
+        ("NVIDIA H200", "yes", "stale", "done", "N=1", "' OR 1=1 --", "\x00", "%s", "{{7*7}}", "../../etc")
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=ADDRESSES, query=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
+def test_no_address_breaks_a_page(tuned, path, query):
+    response = tuned.get(path, params=query, headers=HTML)
+    assert response.status_code in (200, 404, 422), (path, query, response.text[:500])
+    assert "49" not in re.findall(r'value="([^"]*)"', response.text)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    page=st.sampled_from(("configs", "profiles", "studies", "trends")),
+    gpu=st.one_of(st.text(max_size=20), st.just("NVIDIA H200")),
+    shape=st.one_of(st.text(max_size=30), st.sampled_from(("N=1,H=96,T=8192", "T=1,H=2,N=3", "N=1,H=1,T=0"))),
+)
+def test_no_key_breaks_a_page(tuned, page, gpu, shape):
+    response = tuned.get(f"/{page}/{quote(gpu, safe='')}/{quote(shape, safe='')}", headers=HTML)
+    assert response.status_code in (200, 404, 422), (page, gpu, shape, response.text[:500])

@@ -163,7 +163,7 @@ def respond(
 
 def html(request: Request, page: str, status: int = HTTPStatus.OK) -> Response:
     """An HTML answer with everything that a page's headers say, compressed where it pays."""
-    body = page.encode()
+    body = page.encode("utf-8", "replace")
     headers = SECURITY_HEADERS | _CACHING
     if len(body) >= MIN_GZIP_BYTES and accepts_gzip(request.headers.get("accept-encoding")):
         body = gzip.compress(body, _GZIP_LEVEL)
