@@ -99,7 +99,7 @@ def waves(points: Sequence[WavePoint], sm_count: int, boundaries: Mapping[str, i
             "yaxis": time_axis("champion, µs", [p.median_us for p in points]),
             "shapes": shapes,
             "annotations": notes,
-            "legend": {"orientation": "h", "y": -0.25},
+            "legend": {"orientation": "h", "y": -0.34},
             "margin": {"t": 80},
         },
         "narrow": {"annotations": [], "margin": {"t": 16}},  # no room for words: they are in the table below

@@ -46,6 +46,7 @@ SPEC = Spec(
     (
         Column("shape", "Shape", kind="key", sortable=True),
         Column("gpu", "GPU model", kind="name", sortable=True),
+        Column("state", "State", sortable=True),
         Column("measured_us", "Champion", "µs", "number", sortable=True, hint="median"),
         Column("p20_us", "p20", "µs", "number"),
         Column("p80_us", "p80", "µs", "number"),
@@ -55,7 +56,7 @@ SPEC = Spec(
         Column("gain_high", "to", kind="number"),
         Column("measured_at", "Measured", sortable=True),
         Column("generation", "Generation", kind="number", sortable=True),
-        Column("state", "State", kind="prose", sortable=True),
+        Column("stale_reason", "Why stale", kind="long"),
     ),
     order="shape",
     empty=NO_MATCH,
@@ -96,6 +97,7 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
                 [
                     shape_cell(e.row.shape_key, path_of("configs", e.card.name, e.row.shape_key)),
                     Cell(e.card.name),
+                    Cell(e.status, "", tag="stale") if e.status == "stale" else Cell(e.status),
                     Cell(e.row.measured_us, text.us(e.row.measured_us), note="estimated" if e.row.estimated else ""),
                     Cell(p20, text.us(p20)),
                     Cell(p80, text.us(p80)),
@@ -105,12 +107,7 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
                     Cell(promotion.gain_high, text.speedup(promotion.gain_high)),
                     moment_cell(e.row.measured_at),
                     Cell(e.row.generation, text.integer(e.row.generation)),
-                    Cell(
-                        e.status,
-                        "" if e.status == "stale" else None,
-                        tag="stale" if e.status == "stale" else "",
-                        note=e.stale_reason or "",
-                    ),
+                    Cell(e.stale_reason, e.stale_reason or ""),
                 ]
             )
         return rows

@@ -1,5 +1,6 @@
 """What one search has tried: trials, how they ended, what they cost, and how much of the config space they cover."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from kdatune_api.pages.sides import flat
 from kdatune_kernels.space import legal_k1
 from kdatune_kernels.space import legal_k2
 from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
@@ -128,13 +130,18 @@ def gather(
     return Study(card, shape, chosen, shown, len(every), kernels, builds, build_id, runs(s, wanted, limit=MAX_RUNS))
 
 
+@functools.lru_cache(maxsize=64)
+def _legal(kernel: str, shape: Shape, gpu: Gpu) -> tuple[Sequence[Json], frozenset[str]]:
+    """The legal configs of a stage and their hashes: 500 configs take 50 ms, and are the same until the next release."""
+    configs = [to_json(config) for config in (legal_k1 if kernel == "k1" else legal_k2)(shape, gpu)]
+    return configs, frozenset(digest(config) for config in configs)
+
+
 def coverage(study: Study) -> Coverage | None:
     """How the trials cover the config space of a stage as it is today; None for pairs, of which only finalists are tried."""
     if study.kernel == "kda":
         return None
-    legal_of = legal_k1 if study.kernel == "k1" else legal_k2
-    legal = [to_json(config) for config in legal_of(study.shape, study.card.gpu)]
-    hashes = {digest(config) for config in legal}
+    legal, hashes = _legal(study.kernel, study.shape, study.card.gpu)
     best: dict[str, float | None] = {}
     configs: dict[str, Json] = {}
     for trial in study.trials:

@@ -26,7 +26,7 @@ R = TypeVar("R")
 PAGE_ROWS = 50
 MAX_EXPORT_ROWS = 100_000
 
-Kind = Literal["text", "name", "prose", "number", "code", "key"]
+Kind = Literal["text", "name", "prose", "long", "number", "code", "key"]
 Value = str | float | int | bool | datetime | None
 
 
