@@ -49,7 +49,7 @@ fmt: $(VENV)/.dev  ## let ruff fix what it can
 	$(BIN)/ruff format .
 
 test: $(VENV)/.dev  ## the whole test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
