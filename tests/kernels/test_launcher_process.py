@@ -29,7 +29,7 @@ if child == 0:
     threads = [t.name for t in threading.enumerate()]
     assert threads == ["MainThread"], threads
     assert resolver.lookup("a") == parent
-    resolver.resolve_slow("b", shape_of(1, 64, 8192), gpu)
+    resolver.resolve_slow("b", shape_of(1, 50, 8192), gpu)  # nothing tuned is that near, so a miss
     assert "kdatune" in [t.name for t in threading.enumerate()]
     assert resolver.refresh(timeout_seconds=20)
     assert resolver.client.feed(gpu.name).polls > polls
@@ -49,7 +49,7 @@ def test_a_child_process_has_a_thread_of_its_own(service: Service, tmp_path: Pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     # the parent's launches are the parent's to report
-    assert [(item["shape"]["H"], item["count"]) for item in service.demand()] == [(64, 1)]
+    assert [(item["shape"]["H"], item["count"]) for item in service.demand()] == [(50, 1)]
 
 
 def test_a_process_ends_while_its_thread_waits_for_the_service(service: Service, tmp_path: Path) -> None:

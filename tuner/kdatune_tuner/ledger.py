@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -164,13 +165,21 @@ class Ledger:
                     s, run.id, outcome_counts=dict(run.outcomes), gpu_seconds=run.gpu_seconds, state=state
                 )
 
-    def add(self, run: OpenRun, kernel: str, config: AnyConfig, result: Result) -> Known:
-        """Store a finished trial. Ctrl-C meanwhile waits."""
+    def add(
+        self,
+        run: OpenRun,
+        kernel: str,
+        config: AnyConfig,
+        result: Result,
+        then: Callable[[], None] = lambda: None,
+    ) -> Known:
+        """Store a finished trial, and note it by `then`. Ctrl-C waits for both."""
         measurement = self._measurement(run, kernel, config, result)
         with uninterrupted(), writing(self.engine) as s:
             measurement_id = writes.add_measurement(s, measurement)
             run.outcomes[str(result.outcome)] += 1
             run.gpu_seconds += result.gpu_seconds
+            then()
         return Known(result, measurement_id, measurement.measured_at)
 
     def decide(

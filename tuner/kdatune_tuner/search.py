@@ -46,6 +46,12 @@ class Search:
     measured: int = 0
     resumed: int = 0
 
+    def finished(self, config: StageConfig, result: Result) -> None:
+        """Note a trial that is stored; a second time says nothing new."""
+        if config not in self.results:
+            self.results[config] = result
+            self.measured += 1
+
     def ranked(self) -> list[tuple[StageConfig, Result]]:
         """Configs with outcome ok, fastest first."""
         ok = [(c, r) for c, r in self.results.items() if r.outcome is Outcome.OK and r.median_us is not None]
@@ -81,8 +87,8 @@ def run_search(
     search.resumed = len(search.results)
 
     def take(config: StageConfig) -> Result:
-        result = search.results[config] = measure(config)
-        search.measured += 1
+        result = measure(config)
+        search.finished(config, result)
         return result
 
     def may_go_on() -> bool:

@@ -221,8 +221,8 @@ class Tuner:
     def _measuring(self, ledger: Ledger, run: OpenRun, kernel: str, search: Search) -> Callable[[StageConfig], Result]:
         def measure(config: StageConfig) -> Result:
             result = self.backend.measure(kernel, ledger.shape, config)
-            ledger.add(run, kernel, config, result)
-            self.watch.trial(len(search.results) + 1, search.best_us(), result.median_us)
+            ledger.add(run, kernel, config, result, lambda: search.finished(config, result))
+            self.watch.trial(len(search.results), search.best_us(), result.median_us)
             return result
 
         return measure
