@@ -44,8 +44,9 @@ CACHED: Responses = {
 
 
 def errors(*statuses: int) -> Responses:
-    """The problem answers that an operation declares; 500 is in all of them."""
-    return {status: {"model": Problem, "description": status_phrase(status)} for status in sorted({*statuses, 500})}
+    """The problem answers that an operation declares; those of the middleware (414, 431) and 500 are in all of them."""
+    everywhere = {*statuses, 414, 431, 500}
+    return {status: {"model": Problem, "description": status_phrase(status)} for status in sorted(everywhere)}
 
 
 def openapi_of(app: FastAPI) -> Json:
