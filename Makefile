@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-HOST ?= 127.0.0.1
-PORT ?= 8321
-DATABASE ?= sqlite:///kdatune.db
+# The settings of the environment hold, unless make is told otherwise: make up PORT=8400
+HOST ?= $(or $(KDATUNE_HOST),127.0.0.1)
+PORT ?= $(or $(KDATUNE_PORT),8321)
+DATABASE ?= $(or $(KDATUNE_DATABASE_URL),sqlite:///kdatune.db)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: up serve setup check test fmt clean help
@@ -14,7 +15,7 @@ help:  ## what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "kdatune needs Python 3.11 or newer"'
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "kdatune needs Python 3.11, 3.12 or 3.13"'
 	$(PYTHON) -m venv $(VENV)
 
 # Without a card the service needs no torch: gigabytes and minutes saved.

@@ -1,7 +1,6 @@
 """Ours beside every peer that can be imported, in one run: interleaved CUDA graphs, errors against fp64.
 
-Run as a program where only torch and Triton are installed: `python -m kdatune_kernels.compare --set headline`; `kdatune bench`
-is the same with the service's settings.
+Needs only torch and Triton: `python -m kdatune_kernels.compare --set headline`.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from kdatune_kernels import gpu
 from kdatune_kernels import kda
 from kdatune_kernels import reference
 from kdatune_kernels import samples
+from kdatune_kernels.errors import UsageError
 from kdatune_kernels.resolve import launcher
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import LaunchConfig
@@ -240,6 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in peers if name not in PEERS]
     if unknown:
         parser.error(f"unknown peer {unknown[0]!r}; known: {', '.join(PEERS)}")
+    try:
+        gpu.current()
+    except UsageError as error:
+        sys.stderr.write(f"compare: {error}\n")
+        return 1
     shapes = list(shapes_of(options.set or (None if options.shape else "headline"), options.shape))
     sys.stderr.write(f"{'shape':<52}{'ours_us':>9}{'default':>9}{''.join(f'{p:>9}' for p in peers)}\n")
     document = run(shapes, peers, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201  the progress

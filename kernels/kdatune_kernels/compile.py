@@ -16,10 +16,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.launch import ensure_compile_cache
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
+
+ensure_compile_cache()
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

@@ -47,10 +47,12 @@ def current() -> Gpu:
     try:
         import torch
     except ImportError as error:
-        raise UsageError("torch is not installed: pip install 'kdatune[gpu]', or use --backend replay") from error
+        raise UsageError(
+            "torch is not installed (pip install -e '.[gpu]'); kdatune tune can replay a recording instead"
+        ) from error
     if not torch.cuda.is_available():
         raise UsageError(
-            "no CUDA device is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend replay"
+            "no CUDA device is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES; kdatune tune can replay a recording instead"
         )
     return of_device(torch.cuda.current_device())
 

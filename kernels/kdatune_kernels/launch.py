@@ -1,8 +1,12 @@
 """From checked tensors and a LaunchConfig to the two kernel launches: chunk tables, workspace, descriptors, grids."""
 
 import functools
+import logging
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +17,8 @@ from kdatune_kernels import recurrence
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
+
+log = logging.getLogger("kdatune")
 
 WORKSPACE_BYTES_PER_TILE = 13824
 """[kd; qd] 8192, kr 4096, [INV; M] 1024, 2^G_C 512: what K1 hands to K2 for one chunk of one head, K = 128."""
@@ -63,6 +69,27 @@ class Workspace:
     KG: torch.Tensor
     AI: torch.Tensor
     DEC: torch.Tensor
+
+
+def ensure_compile_cache() -> None:
+    """Give Triton a temporary cache where its own cannot be written (no home, a read-only one); one warning then."""
+    if os.environ.get("TRITON_CACHE_DIR"):
+        return
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~")) / ".triton" / "cache"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="kdatune-triton-")
+        log.warning(
+            "kdatune: %s cannot be written (%s); kernels are compiled anew by every process. Set TRITON_CACHE_DIR",
+            home,
+            error,
+        )
+
+
+ensure_compile_cache()
 
 
 def workspace(tables: ChunkTables, heads: int, K: int, half: bool, device: torch.device) -> Workspace:

@@ -169,8 +169,8 @@ def test_a_truncated_or_foreign_sweep_file(run: Run, replay: Run, tmp_path: Path
 
 
 def test_without_a_card_the_gpu_backend_is_exit_1(run: Run, replay: Run) -> None:
-    known(run("tune", "--backend", "gpu", "--shape", KEY, CUDA_VISIBLE_DEVICES=""), 1, "use --backend replay")
-    known(run("record", "--out", "x.jsonl.gz", CUDA_VISIBLE_DEVICES=""), 1, "--backend replay")
+    known(run("tune", "--backend", "gpu", "--shape", KEY, CUDA_VISIBLE_DEVICES=""), 1, "can replay a recording")
+    known(run("record", "--out", "x.jsonl.gz", CUDA_VISIBLE_DEVICES=""), 1, "no CUDA device is visible")
 
 
 def test_the_version_and_the_commands(run: Run) -> None:
@@ -324,3 +324,19 @@ def test_a_host_of_another_machine_is_said(run: Run) -> None:
     known(run("up", "--host", "203.0.113.7", "--port", "0"), 1, "203.0.113.7")
     known(run("up", "--host", "no such host", "--port", "0"), 1, "no such host")
     known(run("up", "--port", "70000"), 2, "--port")
+
+
+@pytest.mark.parametrize("storage", ["/nonexistent/x.journal", "sqlite:////nonexistent/x.db"])
+def test_an_optuna_storage_that_cannot_be_opened_is_exit_1(replay: Run, storage: str) -> None:
+    known(replay("--shape", KEY, "--trials", "40", KDATUNE_OPTUNA_STORAGE=storage), 1, "KDATUNE_OPTUNA_STORAGE")
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_snapshot_needs_a_file_name(run: Run, name: str) -> None:
+    result = run("export-snapshot", "--gpu", "NVIDIA H200", "--out", name)
+    assert result.returncode == 2
+    assert "--out must name a file" in result.stderr
+
+
+def test_a_seed_beyond_the_range_is_exit_2(run: Run) -> None:
+    assert run("tune", "--backend", "replay", "--shape", KEY, "--seed", "9" * 23).returncode == 2

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from kdatune_kernels import match
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import StoreError
+from kdatune_kernels.errors import UsageError
 from kdatune_kernels.match import Match
 from kdatune_kernels.resolve import Resolver
 from kdatune_kernels.snapshot import SCHEMA
@@ -201,6 +202,8 @@ def export_snapshot(
     out_file: Annotated[Path, typer.Option("--out", help="the snapshot file")],
 ) -> None:
     """Write every champion of a GPU model as one snapshot document, as the service serves it."""
+    if not out_file.name or out_file.is_dir():
+        raise UsageError(f"--out must name a file, not {str(out_file)!r}")
     with database(read_settings().database_url) as engine:
         card = known_gpu(gpu, engine)
         with reading(engine) as s:

@@ -60,11 +60,13 @@ class BackendName(StrEnum):
 def tune(
     shape: ShapeOption = None,
     kernel: Annotated[KernelName, typer.Option(help="k1 or k2 alone, or the pair")] = KernelName.KDA,
-    trials: Annotated[int | None, typer.Option(min=1, help="configs a stage, those measured earlier included")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="configs a stage, those measured earlier included")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="stop after this time, e.g. 90s, 10m")] = None,
     backend: Annotated[BackendName | None, typer.Option(help="default: gpu where a card is visible")] = None,
     recording: Annotated[Path | None, typer.Option(help="sweep file of the replay backend")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the search")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Search the best config of problem shapes and promote it when it beats what is served."""

@@ -13,12 +13,15 @@ from optuna.distributions import BaseDistribution
 from optuna.distributions import CategoricalDistribution
 from optuna.distributions import IntDistribution
 from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.storages import JournalStorage
 from optuna.storages import RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
+from kdatune_kernels.errors import StoreError
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import StageConfig
 from kdatune_tuner.store.address import BUSY_TIMEOUT_S
@@ -86,13 +89,17 @@ def _axes(configs: Sequence[StageConfig], prefix: str) -> list[_Axis]:
 
 def _storage(where: str | None) -> BaseStorage | None:
     """Optuna's storage. It may be kdatune's own database: the tables do not meet, nor do the version tables."""
-    if where is None:
+    if not where:
         return None
-    if "://" not in where:
-        return JournalStorage(JournalFileBackend(where))
-    address = parse_address(where)
-    arguments = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if address.drivername == "sqlite" else {}
-    return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=arguments)
+    try:
+        if "://" not in where:
+            return JournalStorage(JournalFileBackend(where))
+        address = parse_address(where)
+        arguments = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if address.drivername == "sqlite" else {}
+        return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=arguments)
+    except (OSError, SQLAlchemyError, StorageInternalError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StoreError(f"Optuna's storage (KDATUNE_OPTUNA_STORAGE) cannot be opened: {reason}") from error
 
 
 class Proposer:

@@ -154,6 +154,8 @@ class Tuner:
         started = time.monotonic()
         tuned = self.last = Tuned(shape, self.options.kernel, self.backend.gpu.name, self.backend.name)
         try:
+            for kernel in ("k1", "k2"):
+                self.backend.space(kernel, shape)  # raises for a shape it does not hold, before anything is written
             ledger = Ledger(self.engine, self.backend, shape)
             seeds = self._seeds(ledger, shape)
             for kernel in ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,):
@@ -258,7 +260,9 @@ class Tuner:
                     self.watch.trial(len(duel.results), duel.best_us(), result.median_us)
             tuned.promotion = duel.decide()
             tuned.default_us = duel.default_us()
-            best = tuned.promotion.best or duel.best()
+            # Where the champion stays it is the best that is known: a faster time that was no clear gain is not a result.
+            kept = champion.config if champion is not None and champion.config in duel.results else None
+            best = tuned.promotion.best or kept or duel.best()
             if best is not None:
                 tuned.best, tuned.best_us = best, duel.results[best].median_us
                 tuned.estimated = duel.results[best].estimated

@@ -132,7 +132,10 @@ def main() -> None:
     try:
         device = Device(importlib.import_module(sys.argv[1]), importlib.import_module(sys.argv[2]))
     except ImportError as error:
-        _reply(replies, {"refused": f"{error}: pip install 'kdatune[gpu]', or use --backend replay"})
+        _reply(
+            replies,
+            {"refused": f"{error}: pip install -e '.[gpu]'; kdatune tune can replay a recording instead"},
+        )
         return
     _reply(replies, {"ready": True})
     for line in sys.stdin:
