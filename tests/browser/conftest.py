@@ -372,7 +372,7 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop would stay in the way of the tests that run their own
 def chromium() -> Iterator[Any]:
     """A headless Chromium; without one the tests are skipped, loudly."""
     program = find_chromium()
