@@ -124,13 +124,13 @@ def test_demand_is_shown_until_it_is_served(client, shelf, helpers):
 
 def test_the_last_nightly_run_is_told(client, shelf):
     shelf.promote()
-    assert "kdatune nightly" in text(client, "/")
+    assert "never<small>tune again with" in text(client, "/")
     run = shelf.run(trigger="nightly")
     with writing(shelf.engine) as s:
         writes.finish_run(s, run, outcome_counts={"ok": 1}, gpu_seconds=1.0, state="done")
     page = text(client, "/")
     assert "just now<small>done</small>" in page
-    assert "kdatune nightly" not in page
+    assert "never<small>" not in page
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ from kdatune_tuner.store.queries import generation
 router = APIRouter(route_class=PageRoute, dependencies=[Depends(strict_query)])
 
 DAYS = (("14", "14 days"), ("30", "30 days"), ("90", "90 days"))
-_NIGHTLY = Command("A night is added by every nightly run:", ("kdatune nightly --budget 2h",))
+_TUNE_AGAIN = Command("A night is added by every tuning run of the day:", ("kdatune tune",))
 
 
 class TrendQuery(ViewQuery):
@@ -282,7 +282,7 @@ NIGHTS_SPEC = Spec(
         Column("measurement_id", "Measurement", kind="number"),
     ),
     order="-night",
-    empty=_NIGHTLY,
+    empty=_TUNE_AGAIN,
 )
 
 
