@@ -34,7 +34,6 @@ Config = K1Config | K2Config | LaunchConfig
 
 GATE = 0.005
 """Largest error ratio of o and of the final state (docs/kda.md)."""
-WINDOW_GATE = 0.02
 BASELINE = LaunchConfig(K1Config(), K2Config())
 """Plain Triton K1 and K2: what a candidate of the other kernel runs with, and the reference of problems too long for fp64."""
 _FP64_TOKEN_HEADS = 40_000

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
 from typing import Any
@@ -169,17 +170,13 @@ def compare(shape: Shape, peers: Sequence[str], rounds: int = 9) -> dict[str, An
         if row[f"{name}_us"]:
             row[f"speedup_vs_{name}"] = round(row[f"{name}_us"] / row["ours_us"], 4)
     row["speedup_vs_default"] = round(row["default_us"] / row["ours_us"], 4)
-    answer = launcher.resolve(_as_called(shape), card)
+    answer = launcher.resolve(replace(shape, state_v_first=True), card)
     row["match"], row["config"] = answer.match, to_json(answer.config)
     return row
 
 
 def _same(call: Callable[[], Outputs], _: int) -> Callable[[], Outputs]:
     return call
-
-
-def _as_called(shape: Shape) -> Shape:
-    return Shape(**{**to_json(shape), "state_v_first": True})
 
 
 def _p20_p80(times: Sequence[float]) -> tuple[float, float]:

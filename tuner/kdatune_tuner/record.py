@@ -37,6 +37,7 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.recording import CHECK_FIELDS
 from kdatune_tuner.recording import SweepWriter
 from kdatune_tuner.recording import meta_row
 from kdatune_tuner.recording import recorded_shapes
@@ -48,16 +49,6 @@ from kdatune_tuner.worker import Worker
 STAGES = ("k1", "k2")
 _SAMPLES = 5
 _PAIRED_PER_STAGE = 4
-_CHECK_FIELDS = (
-    "detail",
-    "o_error_ratio",
-    "state_error_ratio",
-    "registers",
-    "spills",
-    "smem_bytes",
-    "effective_num_warps",
-    "compile_s",
-)
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,7 @@ class Recorder:
             futures = [check(row) for row in missing]
             for future in as_completed(futures):
                 row, reply = future.result()
-                fields = {name: reply.get(name) for name in _CHECK_FIELDS}
+                fields = {name: reply.get(name) for name in CHECK_FIELDS}
                 self._add(writer, row | {"outcome": reply["outcome"]} | fields)
                 if self._late():
                     break

@@ -42,6 +42,19 @@ def recorded_shapes() -> tuple[Shape, ...]:
     return (*dense, *ragged, *(shape_of(8, H, 8192) for H in (64, 96)))
 
 
+# What a check row carries beside its config and its outcome.
+CHECK_FIELDS = (
+    "detail",
+    "o_error_ratio",
+    "state_error_ratio",
+    "registers",
+    "spills",
+    "smem_bytes",
+    "effective_num_warps",
+    "compile_s",
+)
+
+
 @dataclass(frozen=True)
 class Check:
     """One config compiled and verified on the card, or how it failed."""
@@ -171,21 +184,11 @@ def _add(recording: Recording, row: Json) -> None:
 
 
 def _check(row: Json) -> Check:
-    optional = (
-        "detail",
-        "o_error_ratio",
-        "state_error_ratio",
-        "registers",
-        "spills",
-        "smem_bytes",
-        "effective_num_warps",
-        "compile_s",
-    )
     return Check(
         kernel=row["kernel"],
         config=from_json(STAGE_CONFIGS[row["kernel"]], row["config"], strict=False),  # a field added since: its default
         outcome=Outcome(row["outcome"]),
-        **{name: row.get(name) for name in optional},
+        **{name: row.get(name) for name in CHECK_FIELDS},
     )
 
 

@@ -154,13 +154,14 @@ class Tuner:
         started = time.monotonic()
         tuned = self.last = Tuned(shape, self.options.kernel, self.backend.gpu.name, self.backend.name)
         try:
-            for kernel in ("k1", "k2"):
-                self.backend.space(kernel, shape)  # raises for a shape it does not hold, before anything is written
+            kernels = ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,)
+            # before anything is written: this raises for a shape that the backend does not hold
+            spaces = {kernel: self.backend.space(kernel, shape) for kernel in kernels}
             ledger = Ledger(self.engine, self.backend, shape)
             seeds = self._seeds(ledger, shape)
-            for kernel in ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,):
+            for kernel, space in spaces.items():
                 deadline = None if seconds is None else started + seconds * _SHARE[kernel]
-                tuned.stages[kernel] = self._stage(ledger, kernel, seeds, deadline, seconds, tuned)
+                tuned.stages[kernel] = self._stage(ledger, kernel, space, seeds, deadline, seconds, tuned)
             if self.options.kernel == "kda":
                 self._pairs(ledger, tuned, seeds, None if seconds is None else started + seconds, seconds)
             else:
@@ -186,12 +187,12 @@ class Tuner:
         self,
         ledger: Ledger,
         kernel: str,
+        space: list[StageConfig],
         seeds: list[LaunchConfig],
         deadline: float | None,
         seconds: float | None,
         tuned: Tuned,
     ) -> Search:
-        space = self.backend.space(kernel, tuned.shape)
         # a champion from outside today's space is measured all the same: it is what runs now
         stage_seeds = [
             c for c in (stage_of(s, kernel) for s in seeds) if self.backend.measurable(kernel, tuned.shape, c)
