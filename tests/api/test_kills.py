@@ -183,7 +183,8 @@ def pages(s):
 
 
 def served_by(server, generation):
-    return lambda: httpx2.get(server.url + "/readyz", timeout=30).json()["generation"] >= generation
+    """Whether resolve answers from this generation: up to a second after /readyz, which asks the database, knows it."""
+    return lambda: httpx2.get(server.url + RESOLVE + "1", timeout=30).json()["generation"] == generation
 
 
 def test_the_server_is_killed(database_url, tmp_path):
@@ -203,8 +204,7 @@ def test_the_server_is_killed(database_url, tmp_path):
         writer.kill()
         newest = check(database_url, writer.acknowledged)
         until(served_by(server, newest))
-        body = httpx2.get(server.url + RESOLVE + "1", timeout=30).json()
-        assert (body["match"], body["generation"]) == ("exact", newest)
+        assert httpx2.get(server.url + RESOLVE + "1", timeout=30).json()["match"] == "exact"
         server.stop()
     finally:
         server.kill()

@@ -122,10 +122,10 @@ def test_what_the_service_has_taken_back_is_not_taken_from_the_older_copy(
     service: Service, make_resolver: ResolverMaker, tmp_path: Path
 ) -> None:
     keep(tmp_path, document(5, {SHAPE: 2}))
+    assert make_resolver().resolve(SHAPE, H200).layer == "disk"
     service.documents[H200.name] = document(6, {})
     resolver = make_resolver(service.url)
-    assert resolver.resolve(SHAPE, H200).layer == "disk"
-    resolver.refresh(timeout_seconds=20)
+    resolver.refresh(H200, timeout_seconds=20)
     assert resolver.resolve(SHAPE, H200).layer == "default"
 
 
