@@ -15,7 +15,9 @@ from typing import cast
 from kdatune_kernels.match import NEAREST_BOUND
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
+from kdatune_kernels.match import Ranked
 from kdatune_kernels.match import bucket_key
+from kdatune_kernels.match import choose
 from kdatune_kernels.match import find
 from kdatune_kernels.match import rank_of
 from kdatune_kernels.spec import Gpu
@@ -23,13 +25,16 @@ from kdatune_kernels.spec import Shape
 
 _SLACK = 1e-9
 """Sums of logarithms round; a bound must not shut out an equal distance."""
-_FIRST_LOOK = 4
+_BUCKET, _NEAREST = 1, 2
+"""As `rank_of` counts."""
+_FIRST_LOOK = 1
 """Champions on either side that are looked at to learn how near one is."""
 
 Place = tuple[float, int]
 Kind = tuple[object, ...]
 Groups = dict[Kind, list[Place]]
 Table = dict[tuple[object, ...], Groups]
+Ranks = dict[int, tuple[int | None, float]]
 
 
 class MatchIndex:
@@ -74,38 +79,42 @@ class MatchIndex:
             answer = find(exact, shape, self.gpu)
             if answer.match == "exact":
                 return answer
-        looked_at: set[int] = set()
-        for wanted, tables, key in (
-            ("bucket", self._buckets, bucket_key(shape)),
-            ("nearest", self._tiles, _tile(shape)),
-        ):
-            for table in tables:
+        ranks: Ranks = {}  # of those that were looked at
+        for wanted, tables, key in ((_BUCKET, self._buckets, bucket_key(shape)), (_NEAREST, self._tiles, _tile(shape))):
+            for card, table in enumerate(tables):
                 groups = table.get(key, {})
-                for reach in self._reaches(groups, shape, wanted):
+                for reach in self._reaches(groups, shape, wanted, ranks):
                     near = sorted(_within(groups, shape, reach))
-                    looked_at.update(near)
-                    answer = find([self.served[i] for i in near], shape, self.gpu)
-                    if answer.match == wanted and self._ranked(answer.champion, shape, wanted) <= reach + _SLACK:
-                        return answer
+                    ranked: list[Ranked] = []
+                    for i in near:
+                        rank, apart = self._ranked(i, shape, ranks)
+                        if rank == wanted and apart <= reach + _SLACK:
+                            ranked.append((rank, card, apart, self.served[i]))
+                    if ranked:
+                        answer = choose(ranked, "none", shape, self.gpu)
+                        if answer.champion is not None:
+                            return answer
         # all that are near enough are refused, or there are none
-        candidates = [self.served[i] for i in sorted(looked_at)]
+        candidates = [self.served[i] for i in sorted(ranks)]
         return find([*candidates, *self._others], shape, self.gpu)
 
-    def _reaches(self, groups: Groups, shape: Shape, wanted: str) -> Iterator[float]:
+    def _reaches(self, groups: Groups, shape: Shape, wanted: int, ranks: Ranks) -> Iterator[float]:
         """How far to look: as far as the nearest of a first look, and then, if that one is refused, as far as counts."""
         if not groups:
             return
-        first = (self._ranked(self.served[i], shape, wanted) for i in _first_look(groups, shape))
-        nearest = min(first, default=math.inf)
-        bound = NEAREST_BOUND if wanted == "nearest" else math.inf
+        first = (self._ranked(i, shape, ranks) for i in _first_look(groups, shape))
+        nearest = min((apart for rank, apart in first if rank == wanted), default=math.inf)
+        bound = NEAREST_BOUND if wanted == _NEAREST else math.inf
         if nearest < bound:
             yield nearest
         yield bound
 
-    def _ranked(self, champion: Champion | None, shape: Shape, wanted: str) -> float:
-        """By what `find` orders answers of a kind; infinite for a champion that would be one of another kind."""
-        rank, apart = (None, math.inf) if champion is None else rank_of(champion.shape, shape)
-        return apart if rank == ("exact", "bucket", "nearest").index(wanted) else math.inf
+    def _ranked(self, i: int, shape: Shape, ranks: Ranks) -> tuple[int | None, float]:
+        """`rank_of` a champion, once a question."""
+        known = ranks.get(i)
+        if known is None:
+            known = ranks[i] = rank_of(self.served[i].shape, shape)
+        return known
 
 
 def _tile(shape: Shape) -> tuple[object, ...]:

@@ -38,6 +38,11 @@ class Champion:
     stale_reason: str | None = None
     kernel: str = "kda"
 
+    @functools.cached_property
+    def kept_default(self) -> bool:
+        """Whether nothing beat the analytic default there."""
+        return default_config(self.shape, self.gpu) == self.config
+
 
 @dataclass(frozen=True)
 class Match:
@@ -55,6 +60,10 @@ class Match:
         return self.champion.stale_reason if self.champion else None
 
 
+Ranked = tuple[int, int, float, Champion]
+"""Exact, bucket or nearest (0, 1, 2); of the same card or of its silicon (0, 1); how far off; the champion."""
+
+
 def find(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> Match:
     """The best answer for the shape on the card.
 
@@ -63,7 +72,7 @@ def find(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> Match:
     the same key the first in the given order is taken.
     """
     level: GpuLevel = "none"
-    found: list[tuple[int, int, float, Champion]] = []
+    ranked: list[Ranked] = []
     for champion in champions:
         same = gpu.sameness(champion.gpu)
         level = _closer(level, same)
@@ -71,9 +80,20 @@ def find(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> Match:
             continue
         rank, distance = rank_of(champion.shape, shape)
         if rank is not None:
-            found.append((rank, 0 if same == "exact" else 1, distance, champion))
+            ranked.append((rank, 0 if same == "exact" else 1, distance, champion))
+    return choose(ranked, level, shape, gpu)
+
+
+def choose(ranked: list[Ranked], level: GpuLevel, shape: Shape, gpu: Gpu) -> Match:
+    """The best of the champions that config_ok lets through, else the default.
+
+    Args:
+        level: of the nearest card that anything is tuned for.
+    """
     refused = ""
-    for rank, _, distance, champion in sorted(found, key=lambda f: (f[:3], _order(f[3].shape))):
+    if len(ranked) > 1:
+        ranked = sorted(ranked, key=lambda one: (one[:3], _order(one[3].shape)))
+    for rank, _, distance, champion in ranked:
         reason = config_ok(champion.config, shape, gpu)
         if reason is None:
             return _found(rank, distance, champion, shape, gpu)
@@ -95,7 +115,7 @@ def _found(rank: int, distance: float, champion: Champion, shape: Shape, gpu: Gp
     kinds: tuple[MatchKind, ...] = ("exact", "bucket", "nearest")
     reasons = ("tuned for this shape", f"tuned for {key}, the same bucket", f"tuned for {key}, {distance:.2f} away")
     config, reason = champion.config, reasons[rank]
-    if rank and _kept_default(champion.shape, champion.gpu, champion.config):
+    if rank and champion.kept_default:
         # The default follows the shape, a copy of another shape's default does not: H 32 T 4096 with the segments that the
         # default gives T 8192 takes 193 us on an H200, with its own default 179 us.
         config, reason = (
@@ -104,11 +124,6 @@ def _found(rank: int, distance: float, champion: Champion, shape: Shape, gpu: Gp
         )
     regret = 1.0 if rank == 0 else None
     return Match(kinds[rank], gpu.sameness(champion.gpu), config, reason, champion, regret)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept_default(shape: Shape, gpu: Gpu, config: LaunchConfig) -> bool:
-    return default_config(shape, gpu) == config
 
 
 _LEVELS: tuple[GpuLevel, ...] = ("exact", "silicon", "family", "none")

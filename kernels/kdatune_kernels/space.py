@@ -4,6 +4,7 @@ Rules of the limits used here (CUDA C++ Programming Guide, compute capabilities 
 in units of 256 a warp; shared memory a block may ask for is Gpu.smem_per_block_bytes.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import replace
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
+from kdatune_kernels.spec import K1Variant
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -63,7 +65,24 @@ _K2_READS = {
     "triton": {"block_v", "num_warps", "stages_in", "transposed", "segments"},
     "ws": set(K2_LEGAL) - {"variant", "transposed"},
 }
-_K1_IDLE = {"cp_async": K1Config(variant="cp_async", num_warps=1), "tma": K1Config(variant="tma", num_warps=1)}
+_K1_IDLE = {
+    "triton": K1Config(),
+    "cp_async": K1Config(variant="cp_async", num_warps=1),
+    "tma": K1Config(variant="tma", num_warps=1),
+}
+_K2_IDLE = dict.fromkeys(_K2_READS, K2Config())
+
+# The above as config_ok looks things up, since it is asked often: legal values with their type (True is no 1), and the
+# fields a variant does not read.
+_TYPED = {
+    name: [(field, frozenset((type(v), v) for v in values)) for field, values in legal.items()]
+    for name, legal in (("k1", K1_LEGAL), ("k2", K2_LEGAL))
+}
+_UNREAD = {
+    (name, variant): [field for field in legal if field not in ("variant", *read)]
+    for name, legal, reads in (("k1", K1_LEGAL, _K1_READS), ("k2", K2_LEGAL, _K2_READS))
+    for variant, read in reads.items()
+}
 
 
 def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu | None) -> str | None:
@@ -76,10 +95,14 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
             return f"precision={config.precision!r} is not one of fp16, bf16"
         return config_ok(config.k1, shape, gpu) or config_ok(config.k2, shape, gpu)
     name, legal = ("k1", K1_LEGAL) if isinstance(config, K1Config) else ("k2", K2_LEGAL)
-    for field, values in legal.items():
+    for field, typed in _TYPED[name]:
         value = getattr(config, field)
-        if not any(type(value) is type(v) and value == v for v in values):
-            return f"{name}.{field}={value!r} is not one of {', '.join(map(str, values))}"
+        try:
+            if (type(value), value) in typed:
+                continue
+        except TypeError:  # a list, say, which has no hash
+            pass
+        return f"{name}.{field}={value!r} is not one of {', '.join(map(str, legal[field]))}"
     if gpu is None and config.variant != "triton":
         return f"{name}.variant={config.variant} needs a card; the interpreter runs triton only"
     if gpu is not None and config.variant != "triton" and gpu.compute_capability != "9.0":
@@ -89,15 +112,15 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
     return _k1_ok(config, gpu) if isinstance(config, K1Config) else _k2_ok(config, shape, gpu)
 
 
-def _idle(config: K1Config | K2Config, reads: set[str], neutral: K1Config | K2Config) -> str | None:
-    for field in type(config).__dataclass_fields__:
-        if field != "variant" and field not in reads and getattr(config, field) != getattr(neutral, field):
+def _idle(config: K1Config | K2Config, name: str, neutral: K1Config | K2Config) -> str | None:
+    for field in _UNREAD[name, config.variant]:
+        if getattr(config, field) != getattr(neutral, field):
             return f"{field} is not read by variant {config.variant} and must be {getattr(neutral, field)!r}"
     return None
 
 
 def _k1_ok(config: K1Config, gpu: Gpu | None) -> str | None:
-    idle = _idle(config, _K1_READS[config.variant], _K1_IDLE.get(config.variant, K1Config()))
+    idle = _idle(config, "k1", _K1_IDLE[config.variant])
     if idle:
         return idle
     if config.maxnreg is not None and gpu is not None and config.maxnreg * 32 * config.num_warps > gpu.registers_per_sm:
@@ -107,7 +130,7 @@ def _k1_ok(config: K1Config, gpu: Gpu | None) -> str | None:
 
 
 def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
-    idle = _idle(config, _K2_READS[config.variant], K2Config())
+    idle = _idle(config, "k2", _K2_IDLE[config.variant])
     if idle:
         return idle
     if config.segments > 1:
@@ -311,12 +334,17 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
         # 32 columns a program keep an SM busy when chains are few (H200, plain Triton: 365 against 457 us at 8 chains)
         few = gpu is not None and shape.chains * 4 <= 2 * gpu.sm_count and shape.V % 32 == 0
         return LaunchConfig(K1Config(), K2Config(block_v=32 if few else 64, stages_in=3))
-    variant = "tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async"
-    k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)  # type: ignore[arg-type]
-    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
-    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
     segments = default_segments(shape, gpu)
     one_wave = shape.chains * segments * (shape.V // 64) <= gpu.sm_count
+    return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", one_wave, segments)
+
+
+@functools.cache
+def _hopper(variant: K1Variant, one_wave: bool, segments: int) -> LaunchConfig:
+    """The default on Hopper; kept, since making a config of 26 fields takes longer than the rest of `default_config`."""
+    k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)
+    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
+    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
     base = _ws("64", 4, 1, True, 2) if one_wave else _ws("128c2", 5, 1, True, 2)
     return LaunchConfig(k1, replace(base, segments=segments))
 

@@ -127,6 +127,7 @@ def test_the_interpreter_runs_plain_triton_only() -> None:
         ({"num_warps": 3}, "k2.num_warps=3 is not one of"),
         ({"num_warps": True}, "k2.num_warps=True is not one of"),
         ({"num_warps": 4.0}, "k2.num_warps=4.0 is not one of"),
+        ({"num_warps": [4]}, "k2.num_warps=[4] is not one of"),
         ({"stages_in": 9}, "k2.stages_in=9 is not one of"),
         ({"stages_in": 1}, "stages_in must be >= 2"),
         ({"stages_out": 0}, "stages_out, load_warps and store_warps must be >= 1"),
