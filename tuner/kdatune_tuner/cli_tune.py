@@ -14,10 +14,13 @@ import typer
 from rich.table import Table
 
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.backend_gpu import GpuBackend
 from kdatune_tuner.backend_replay import ReplayBackend
+from kdatune_tuner.cli_fleet import rows_of
+from kdatune_tuner.cli_fleet import tune_with_workers
 from kdatune_tuner.cli_support import JsonOption
 from kdatune_tuner.cli_support import ShapeOption
 from kdatune_tuner.cli_support import card_visible
@@ -27,6 +30,7 @@ from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import parse_seconds
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.cli_support import read_settings
+from kdatune_tuner.fleet import Report
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.progress import Watch
 from kdatune_tuner.progress import show_us
@@ -67,6 +71,10 @@ def tune(
     backend: Annotated[BackendName | None, typer.Option(help="default: gpu where a card is visible")] = None,
     recording: Annotated[Path | None, typer.Option(help="sweep file of the replay backend")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the search")] = 0,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="all, or how many: one process a card; hosts that share the database share the shapes"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search the best config of problem shapes and promote it when it beats what is served."""
@@ -75,6 +83,15 @@ def tune(
     seconds = None if budget is None else parse_seconds(budget, "--budget")
     if recording is not None and backend is BackendName.GPU:
         raise UsageError("--recording belongs to --backend replay")
+    if workers is not None:
+        options = make_options(settings, kernel.value, trials, seed, "tune")
+        name = choose_backend(backend, recording)
+        announce = backend is None and recording is None
+        report = tune_with_workers(
+            workers, name.value, recording, settings, options, shapes, seconds, announce=announce
+        )
+        _show_report(report, as_json)
+        return
     with database(settings.database_url) as engine:
         source = open_backend(backend, recording, settings)
         shapes = shapes or source.default_shapes()
@@ -138,14 +155,19 @@ def open_backend(name: BackendName | None, recording: Path | None, settings: Set
         DeviceError: gpu is asked for and no card can be used.
         RecordingError: the sweep file cannot be read.
     """
-    if name is None and recording is None and card_visible():
-        name = BackendName.GPU
-    if name is BackendName.GPU:
+    if choose_backend(name, recording) is BackendName.GPU:
         return GpuBackend(trial_timeout_s=settings.trial_timeout_s, paired_rounds=settings.paired_rounds)
     replay = ReplayBackend.open(recording)
     if name is None and recording is None:
         err().print(f"kdatune: no card is visible; replaying {SHIPPED.name}, recorded on {replay.gpu.name}")
     return replay
+
+
+def choose_backend(name: BackendName | None, recording: Path | None) -> BackendName:
+    """What is meant where nothing is said: the card where there is one, else a replay."""
+    if name is not None:
+        return name
+    return BackendName.GPU if recording is None and card_visible() else BackendName.REPLAY
 
 
 def make_options(settings: Settings, kernel: str, trials: int | None, seed: int, trigger: str) -> Options:
@@ -182,6 +204,27 @@ def tune_all(tuner: Tuner, shapes: Sequence[Shape], seconds: float | None) -> tu
     return done, False
 
 
+def _show_report(report: Report, as_json: bool) -> None:
+    """What came of `--workers`: the summary or the document, what is not as it should be on stderr, the exit code."""
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_table([row_of_document(shape, document) for shape, document in rows_of(report)])
+    console = err()
+    for shape, owner in report.elsewhere.items():
+        console.print(f"kdatune: {shape}: tuned by {owner}")
+    for shape, reason in report.failed.items():
+        console.print(f"kdatune: {shape}: {reason}")
+    if report.interrupted:
+        stored = sum(document["measured"] for document in report.results.values())
+        console.print(f"kdatune: interrupted; {stored} finished trials are stored, the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    if report.unfinished:
+        console.print(f"kdatune: no worker is left; not tuned: {'; '.join(report.unfinished)}")
+    if not report.complete:
+        raise typer.Exit(1)
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the summary."""
@@ -202,6 +245,13 @@ def row_of(tuned: Tuned) -> Row:
     said = tuned.promotion
     decision = tuned.state if said is None else f"{said.decision}: {said.reason}"
     return Row(tuned.shape, tuned.trials, tuned.default_us, tuned.best_us, decision)
+
+
+def row_of_document(shape: Shape, document: Json) -> Row:
+    """The summary line of a tuned shape's document."""
+    said = document["promotion"]
+    decision = document["state"] if said is None else f"{said['decision']}: {said['reason']}"
+    return Row(shape, document["trials"], document["default_us"], document["best_us"], decision)
 
 
 def print_table(rows: Sequence[Row]) -> None:

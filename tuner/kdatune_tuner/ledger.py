@@ -16,6 +16,7 @@ from types import FrameType
 
 import optuna
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.match import Champion
@@ -81,14 +82,20 @@ class Known:
 class Ledger:
     """The store as one search of one shape sees it.
 
+    Args:
+        fence: called inside every write of a trial or a decision; what it raises, the write is undone by.
+
     Raises:
         StoreError: the database refuses (from every method).
     """
 
-    def __init__(self, engine: Engine, backend: Backend, shape: Shape) -> None:
+    def __init__(
+        self, engine: Engine, backend: Backend, shape: Shape, fence: Callable[[Session], None] = lambda _: None
+    ) -> None:
         self.engine = engine
         self.backend = backend
         self.shape = shape
+        self._fence = fence
         with writing(engine) as s:
             self.gpu_id = writes.put_gpu(s, backend.gpu)
             self.build_id = writes.put_build(s, backend.build)
@@ -176,6 +183,7 @@ class Ledger:
         """Store a finished trial, and note it by `then`. Ctrl-C waits for both."""
         measurement = self._measurement(run, kernel, config, result)
         with uninterrupted(), writing(self.engine) as s:
+            self._fence(s)
             measurement_id = writes.add_measurement(s, measurement)
             run.outcomes[str(result.outcome)] += 1
             run.gpu_seconds += result.gpu_seconds
@@ -187,6 +195,7 @@ class Ledger:
     ) -> int:
         """Store a decision about kernel kda and return its generation."""
         with uninterrupted(), writing(self.engine) as s:
+            self._fence(s)
             return writes.promote(
                 s,
                 kernel="kda",

@@ -34,6 +34,12 @@ class Settings(BaseSettings):
     )
     finalists: int = Field(default=3, ge=1, description="best candidates that meet the champion in a paired run")
 
+    claim_lease_s: float = Field(
+        default=60.0,
+        ge=1,
+        description="how long a worker of `tune --workers` may be silent before another takes its shape over",
+    )
+
     # Promotion
     min_gain_pct: float = Field(default=0.5, ge=0, description="a gain below this keeps the champion")
     unpaired_min_gain_pct: float = Field(

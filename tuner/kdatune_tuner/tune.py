@@ -8,6 +8,7 @@ from dataclasses import field
 from dataclasses import replace
 
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from kdatune_kernels import match
 from kdatune_kernels.match import Champion
@@ -57,7 +58,10 @@ class Options:
 
 @dataclass
 class Tuned:
-    """What came of tuning a shape; filled as it goes, so that an interrupted one can be shown too."""
+    """What came of tuning a shape; filled as it goes, so that an interrupted one can be shown too.
+
+    run_id: the last run that was opened for it.
+    """
 
     shape: Shape
     kernel: str
@@ -73,6 +77,7 @@ class Tuned:
     estimated: bool = False
     promotion: Promotion | None = None
     served: LaunchConfig | None = None
+    run_id: int | None = None
     seconds: float = 0.0
 
     @property
@@ -140,11 +145,14 @@ class Tuner:
         self.watch = watch or Watch(enabled=False)
         self.last: Tuned | None = None
 
-    def tune(self, shape: Shape, seconds: float | None = None) -> Tuned:
+    def tune(
+        self, shape: Shape, seconds: float | None = None, fence: Callable[[Session], None] = lambda _: None
+    ) -> Tuned:
         """Search, compare and decide for one shape.
 
         Args:
             seconds: after this no new trial starts, except the first of each stage.
+            fence: called inside every write of a trial or a decision; what it raises ends the tuning.
 
         Raises:
             RecordingError: the replay backend does not hold the shape.
@@ -157,7 +165,7 @@ class Tuner:
             kernels = ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,)
             # before anything is written: this raises for a shape that the backend does not hold
             spaces = {kernel: self.backend.space(kernel, shape) for kernel in kernels}
-            ledger = Ledger(self.engine, self.backend, shape)
+            ledger = Ledger(self.engine, self.backend, shape, fence)
             seeds = self._seeds(ledger, shape)
             for kernel, space in spaces.items():
                 deadline = None if seconds is None else started + seconds * _SHARE[kernel]
@@ -208,6 +216,7 @@ class Tuner:
             seconds=seconds,
             seed=self.options.seed,
         ) as run:
+            tuned.run_id = run.id
             run_search(
                 search,
                 space=space,
@@ -251,6 +260,7 @@ class Tuner:
             seconds=seconds,
             seed=self.options.seed,
         ) as run:
+            tuned.run_id = run.id
             duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
             tuned.pairs = duel.results
             for pair in wanted:

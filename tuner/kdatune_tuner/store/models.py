@@ -353,3 +353,7 @@ class QuarantineModel(Base):
     count: Mapped[int] = mapped_column(BigInteger)
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+
+
+# The tables of other modules: whoever imports this one has all of them.
+from kdatune_tuner.store import claims  # noqa: E402, F401
