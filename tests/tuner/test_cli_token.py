@@ -82,9 +82,9 @@ def test_a_token_can_go_to_a_file_and_be_made_once(run: Run, tmp_path: Path) -> 
     file = tmp_path / "token"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert TOKEN.fullmatch(file.read_text())
-    assert run(*arguments, "--out", "token").returncode == 2
-    kept = run(*arguments)
-    assert (kept.returncode, kept.stdout) == (0, "")
+    for again in (run(*arguments), run(*arguments, "--out", "token")):  # a step that runs again finds both
+        assert (again.returncode, again.stdout) == (0, "")
+    assert run("token", "create", "other", "--scope", "demand:write", "--out", "token").returncode == 2
     assert len(json.loads(run("token", "list", "--json").stdout)["tokens"]) == 1
     # one that may do less is not taken for it
     assert run("token", "create", "compose", "--scope", "results:write", "--keep").stdout != ""

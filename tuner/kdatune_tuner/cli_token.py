@@ -55,8 +55,6 @@ def create(
     unknown = sorted(set(scope) - set(Scope))
     if unknown:
         raise UsageError(f"--scope {unknown[0]!r} is not one of {', '.join(Scope)}")
-    if out_file is not None and out_file.exists():
-        raise UsageError(f"--out {out_file} is there already; name a new file")
     with database(read_settings().database_url) as engine:
         now = utc_now()
         with writing(engine) as s:
@@ -64,6 +62,8 @@ def create(
             if keep and any(row.is_active(now) for row in same):
                 err().print(f"kdatune: token {name!r} is there already; nothing is made")
                 return
+            if out_file is not None and out_file.exists():  # asked after --keep: a step that runs again finds both
+                raise UsageError(f"--out {out_file} is there already; name a new file")
             ends = None if days is None else now + timedelta(days=days)
             row, text = access.create_token(s, name, scope, person(), ends)
             if out_file is not None:
