@@ -114,6 +114,11 @@ class Server:
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         return int(found[1]) / 1024 if found else float("nan")
 
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, which other loads of the machine change less than they change rates."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(30)
@@ -232,10 +237,12 @@ def compare(args: argparse.Namespace, ours: Server, bare: Server, champions: lis
     ]
     rates: dict[str, list[float]] = {}
     tails: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     asyncio.run(drive(ours.port, iter(again), 4, 60))  # what is asked again has been asked before
     for number in range(args.rounds):
         for name, server, make, wanted in rounds:
             share = 0.2 if "never" in name else 1.0  # the supply of new questions is finite
+            cpu_before = server.cpu_seconds()
             tally, seconds = asyncio.run(drive(server.port, make(), args.connections, args.seconds * share))
             if not tally.seconds:
                 continue
@@ -243,15 +250,18 @@ def compare(args: argparse.Namespace, ours: Server, bare: Server, champions: lis
                 raise RuntimeError(f"{name}: {tally.statuses}, wanted {wanted!r}")
             rates.setdefault(name, []).append(len(tally.seconds) / seconds)
             tails.setdefault(name, []).append(tally.quantile_ms(0.99))
+            costs.setdefault(name, []).append((server.cpu_seconds() - cpu_before) / len(tally.seconds) * 1e6)
         sys.stderr.write(f"round {number + 1} of {args.rounds}\n")
     met = True
-    sys.stdout.write(f"{'':36} {'requests/s':>11} {'of bare':>8} {'p99 ms':>8} {'of bare':>8}\n")
+    sys.stdout.write(f"{'':36} {'requests/s':>11} {'of bare':>8} {'p99 ms':>8} {'of bare':>8} {'CPU us':>8}\n")
     for name, found in rates.items():
         base = "bare 304" if "304" in name else "bare route"
         rate, tail = statistics.median(found), statistics.median(tails[name])
         share = rate / statistics.median(rates[base])
         tail_share = tail / statistics.median(tails[base])
-        sys.stdout.write(f"{name:36} {rate:11,.0f} {share:8.2f} {tail:8.2f} {tail_share:8.2f}\n")
+        sys.stdout.write(
+            f"{name:36} {rate:11,.0f} {share:8.2f} {tail:8.2f} {tail_share:8.2f} {statistics.median(costs[name]):8.0f}\n"
+        )
         if name in ("resolve, asked before", "snapshot 304"):
             met = met and share >= 0.7 and tail_share <= 1.5
     sys.stdout.write(f"targets (>= 0.7 of the rate, <= 1.5 of the p99): {'met' if met else 'MISSED'}\n")

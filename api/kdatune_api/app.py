@@ -69,7 +69,7 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
         metrics=metrics,
         body_limit=lambda path: min(limits.get(path, settings.max_body_bytes), settings.max_body_bytes),
         admit=service.gate.reader,
-        recall=Recall(service),
+        recall=Recall(service, {configs.PATH: configs.answer_at_once}),
     )
     for module in (configs, snapshots, listings, demand, results, rollback, health):
         app.include_router(module.router)

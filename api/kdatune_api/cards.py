@@ -38,9 +38,7 @@ async def find_card(service: Service, index: ChampionIndex, name: str, facts: Gp
     Raises:
         ProblemError: unknown-gpu when neither name nor facts are enough; invalid-request when they contradict.
     """
-    known = [Card(gpu, "tuned") for gpu in reversed(index.gpus.get(name, ()))]
-    if name in KNOWN_GPUS:
-        known.append(Card(KNOWN_GPUS[name], "known"))
+    known = _known(index, name)
     if not known:
         # The index is as old as the last promotion; a card that was added since is in the store only.
         stored = await run_in_threadpool(_stored, service, name)
@@ -53,6 +51,18 @@ async def find_card(service: Service, index: ChampionIndex, name: str, facts: Gp
     if facts.sm_count is None or facts.compute_capability is None:
         raise ProblemError(UNKNOWN_GPU, _unknown(name, [*index.gpus, *KNOWN_GPUS]))
     return Card(gpu_of(name, facts.compute_capability, facts.sm_count), "given")
+
+
+def known_card(index: ChampionIndex, name: str, facts: GpuFacts) -> Card | None:
+    """The card of that name, where `find_card` finds it without the database."""
+    return next((card for card in _known(index, name) if _agrees(card.gpu, facts)), None)
+
+
+def _known(index: ChampionIndex, name: str) -> list[Card]:
+    known = [Card(gpu, "tuned") for gpu in reversed(index.gpus.get(name, ()))]
+    if name in KNOWN_GPUS:
+        known.append(Card(KNOWN_GPUS[name], "known"))
+    return known
 
 
 def _stored(service: Service, name: str) -> Gpu | None:

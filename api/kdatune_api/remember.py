@@ -5,6 +5,7 @@ Most of what is asked is asked again.
 
 from collections.abc import Callable
 from collections.abc import Coroutine
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
@@ -22,7 +23,7 @@ from kdatune_api.deps import Service
 class RememberingRoute(APIRoute):
     """Looks at the index's answers first; the endpoint adds to them by `answer_with`.
 
-    Requests come here only where `Recall` has no answer: the first of a generation, and those that look at the database.
+    Requests come here only where `Recall` has no answer.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -38,18 +39,32 @@ class RememberingRoute(APIRoute):
 
 
 class Recall:
-    """Answers a request before it is routed, when it was answered before and the database was looked at lately."""
+    """Answers a request before it is routed, when the database was looked at lately: from memory, or at once.
 
-    def __init__(self, service: Service) -> None:
+    Args:
+        at_once: by path, what makes an answer of a query string; None where only the route can answer.
+    """
+
+    def __init__(
+        self, service: Service, at_once: Mapping[str, Callable[[bytes, ChampionIndex], Answer | None]]
+    ) -> None:
         self.service = service
+        self.at_once = at_once
 
     def __call__(self, scope: Scope) -> tuple[Response, str] | None:
         """The answer and its route; None when the request must go the whole way."""
-        if scope["method"] != "GET":
-            return None
         index = self.service.champions.fresh
-        known = None if index is None else index.recall(key_of(scope))
-        return None if known is None else (_send(scope, self.service, known), known.route)
+        if index is None or scope["method"] != "GET":
+            return None
+        key = key_of(scope)
+        answer = index.recall(key)
+        if answer is None:
+            make = self.at_once.get(scope["path"])
+            answer = None if make is None else make(scope["query_string"], index)
+            if answer is None:
+                return None
+            index.remember(key, answer)
+        return _send(scope, self.service, answer), answer.route
 
 
 def answer_with(request: Request, service: Service, index: ChampionIndex, answer: Answer) -> Response:

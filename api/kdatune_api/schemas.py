@@ -3,6 +3,7 @@
 The values of kdatune_kernels.spec are used as they are: what is served is their JSON, field for field, None included.
 """
 
+from functools import cached_property
 from functools import partial
 from typing import Annotated
 from typing import Any
@@ -134,6 +135,7 @@ class ResolveQuery(GpuFacts):
     state_v_first: Annotated[bool, _field("state_v_first")] = Field(default=False, description="state is [V, K]")
     state_dtype: StateDtype = "fp32"
 
+    @cached_property
     def shape(self) -> Shape:
         """The problem shape. Raises ShapeError, which validation has ruled out."""
         values = {name: getattr(self, name) for name in _SHAPE_HINTS}
@@ -141,7 +143,7 @@ class ResolveQuery(GpuFacts):
 
     @model_validator(mode="after")
     def _is_a_shape(self) -> Self:
-        self.shape()  # a ShapeError is a ValueError: it becomes a validation error with its message
+        _ = self.shape  # a ShapeError is a ValueError: it becomes a validation error with its message
         return self
 
 

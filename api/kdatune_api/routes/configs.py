@@ -1,10 +1,7 @@
 """GET /v1/configs/resolve: the best known launch config for one card and one problem shape."""
 
 import json
-from collections.abc import Callable
-from collections.abc import Coroutine
 from typing import Annotated
-from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter
@@ -17,8 +14,9 @@ from pydantic import ValidationError
 from kdatune_api.caching import document
 from kdatune_api.cards import Card
 from kdatune_api.cards import find_card
+from kdatune_api.cards import known_card
 from kdatune_api.champions import Answer
-from kdatune_api.deps import Service
+from kdatune_api.champions import ChampionIndex
 from kdatune_api.deps import ServiceDep
 from kdatune_api.deps import strict_query
 from kdatune_api.openapi import CACHED
@@ -27,7 +25,6 @@ from kdatune_api.problems import UNSUPPORTED
 from kdatune_api.problems import ProblemError
 from kdatune_api.remember import RememberingRoute
 from kdatune_api.remember import answer_with
-from kdatune_api.remember import key_of
 from kdatune_api.schemas import Resolved
 from kdatune_api.schemas import ResolveQuery
 from kdatune_kernels.match import Match
@@ -36,25 +33,9 @@ from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
 
-
-class ResolveRoute(RememberingRoute):
-    """Reads a query that has nothing wrong with it without FastAPI's help, which costs more than the rest of the answer.
-
-    Any other query takes the usual way, in which what is wrong with it is said.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer_known = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            service: Service = request.app.state.service
-            index = service.champions.fresh
-            if index is None or index.recall(key_of(request.scope)):
-                return await answer_known(request)
-            query = plain_query(request.scope["query_string"])
-            return await answer_known(request) if query is None else await _resolve(request, query, service)
-
-        return answer
+PATH = "/v1/configs/resolve"
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+router = APIRouter(tags=["configs"], route_class=RememberingRoute)
 
 
 def plain_query(query_string: bytes) -> ResolveQuery | None:
@@ -69,8 +50,20 @@ def plain_query(query_string: bytes) -> ResolveQuery | None:
         return None
 
 
-PATH = "/v1/configs/resolve"
-router = APIRouter(tags=["configs"], route_class=ResolveRoute)
+def answer_at_once(query_string: bytes, index: ChampionIndex) -> Answer | None:
+    """The answer to a query that has nothing wrong with it about a card that is in memory.
+
+    Of every other query the route says what is wrong, or looks into the database. What FastAPI does before a route is
+    reached takes longer than the answer.
+    """
+    query = plain_query(query_string)
+    card = None if query is None else known_card(index, query.gpu, query)
+    if query is None or card is None:
+        return None
+    try:
+        return _answer(index, card, query.shape)
+    except ProblemError:
+        return None
 
 
 @router.get(
@@ -81,24 +74,23 @@ router = APIRouter(tags=["configs"], route_class=ResolveRoute)
     dependencies=[Depends(strict_query)],
 )
 async def resolve(request: Request, query: Annotated[ResolveQuery, Query()], service: ServiceDep) -> Response:
-    return await _resolve(request, query, service)
-
-
-async def _resolve(request: Request, query: ResolveQuery, service: Service) -> Response:
     index = await service.champions.current()
     card = await find_card(service, index, query.gpu, query)
-    shape = query.shape()
-    view = index.view(card.gpu)
-    found = view.find(shape)
+    return answer_with(request, service, index, _answer(index, card, query.shape))
+
+
+def _answer(index: ChampionIndex, card: Card, shape: Shape) -> Answer:
+    """Raises ProblemError when no config runs the shape on the card."""
+    found = index.view(card.gpu).find(shape)
     if found.champion is None:
         refused = config_ok(found.config, shape, card.gpu)
         if refused:
             raise ProblemError(UNSUPPORTED, f"no launch config runs {shape.key()} on {card.gpu.name}: {refused}")
-    body = json.dumps(_answer(found, card, shape, index.generation), separators=(",", ":")).encode()
-    return answer_with(request, service, index, Answer(document(index.generation, body), found.match, PATH))
+    body = _COMPACT.encode(_body(found, card, shape, index.generation)).encode()
+    return Answer(document(index.generation, body), found.match, PATH)
 
 
-def _answer(found: Match, card: Card, shape: Shape, generation: int) -> Json:
+def _body(found: Match, card: Card, shape: Shape, generation: int) -> Json:
     champion = found.champion
     return {
         "config": to_json(found.config),
