@@ -127,3 +127,23 @@ def test_two_workers_serve_and_count_as_one(local_url, local_shelf, tmp_path):
         assert len(answers) == 1
         pattern = r'^kdatune_http_requests_total\{method="GET",route="/v1/configs/resolve",status="200"\} 40\.0$'
         assert re.search(pattern, get(url + "/metrics")[2].decode(), re.MULTILINE)
+
+
+def test_a_promotion_reaches_every_worker(database_url, shelf, tmp_path):
+    """Of two workers, each of which has served the generation before; the lower of their generations is in /metrics."""
+    counts = tmp_path / "metrics"
+    counts.mkdir()
+    pattern = re.compile(r"^kdatune_generation (\d+)\.0$", re.MULTILINE)
+
+    def lowest_served() -> int:
+        get(url + RESOLVE)
+        return int(pattern.findall(get(url + "/metrics")[2].decode())[0])
+
+    with serving(database_url, tmp_path / "server.log", workers=2, PROMETHEUS_MULTIPROC_DIR=str(counts)) as url:
+        for median_us in (620.0, 610.0, 600.0):
+            stored = shelf.promote(shape_of(1, 96, 8192), median_us=median_us)
+            assert until(lowest_served, stored.generation) == stored.generation
+            answers = [json.loads(get(url + RESOLVE)[2]) for _ in range(20)]
+            assert {(a["match"], a["generation"], a["measured_us"]) for a in answers} == {
+                ("exact", stored.generation, median_us)
+            }
