@@ -9,7 +9,7 @@ PORT ?= $(or $(KDATUNE_PORT),8321)
 DATABASE ?= $(or $(KDATUNE_DATABASE_URL),sqlite:///kdatune.db)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: up serve setup check test fmt clean help
+.PHONY: up serve setup check test docs fmt clean help
 
 help:  ## what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -51,6 +51,11 @@ fmt: $(VENV)/.dev  ## let ruff fix what it can
 
 test: $(VENV)/.dev  ## the whole test suite
 	$(BIN)/pytest -n auto --dist loadfile
+
+docs: $(VENV)/.dev  ## write the pages that are made from the code
+	$(BIN)/python tests/docs/test_cli_page.py > docs/cli.md
+	$(BIN)/python tests/docs/test_api_page.py > docs/api.md
+	$(BIN)/python tests/tuner/test_settings_page.py > docs/settings.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
