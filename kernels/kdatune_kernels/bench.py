@@ -95,6 +95,9 @@ def open_problem(shape: Shape, device: torch.device | str = "cuda", seed: int = 
             initial_state=shape.initial_state,
             state_v_first=shape.state_v_first,
             state_dtype=torch.float32 if shape.state_dtype == "fp32" else torch.bfloat16,
+            size=shape.K,
+            value_size=shape.V,
+            dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float16,
         )
         return _open(shape, sample, half)
     except torch.cuda.OutOfMemoryError as error:
@@ -126,7 +129,7 @@ def _open(shape: Shape, sample: samples.Sample, half: bool, copies: int | None =
     state = (shape.V, shape.K) if shape.state_v_first else (shape.K, shape.V)
     outputs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
         (
-            torch.empty(tokens, first.heads, shape.V, dtype=torch.bfloat16, device=device),
+            torch.empty(tokens, first.heads, shape.V, dtype=sample.v.dtype, device=device),
             torch.empty(shape.N, first.heads, *state, device=device) if shape.final_state else None,
         )
         for _ in range(count)

@@ -59,14 +59,18 @@ def compile_config(
     final_state: bool = True,
     state_v_first: bool = False,
     state_bf16: bool = False,
+    K: int = 128,
+    V: int = 128,
+    dtype: str = "bf16",
 ) -> Resources:
-    """Compile one config for K = V = 128 and read its resources.
+    """Compile one config for a head size and an input dtype and read its resources; the Gluon variants are K = 128, bf16.
 
     Raises:
         MeasurementError: outcome "compile_error", with the compiler's last line.
     """
     if isinstance(config, K1Config):
         fn, types, constants, options = _k1_source(config, half, group)
+        types |= {name: f"*{dtype}" for name in ("q", "k", "g", "beta") if types[name] == "*bf16"}
     else:
         flags = {
             "HAS_H0": initial_state,
@@ -76,6 +80,10 @@ def compile_config(
         }
         # a segment starts from what pass B wrote, which is fp32
         fn, types, constants, options = _k2_source(config, half, flags, state_bf16 and config.segments == 1)
+        types |= {name: f"*{dtype}" for name in ("v", "o") if name in types}
+        constants["V"] = V
+    if "K" in constants:
+        constants["K"] = K
     return _compiled(fn, types, constants, options, compute_capability)
 
 
@@ -109,6 +117,40 @@ def compile_passes(
     b_types["maps"] = "*i32"
     b_constants = {"K": 128, "V": 128, "num_warps": 8} | state
     return a, _compiled(segments_sm90.combine_sm90, b_types, b_constants, {"num_warps": 8}, compute_capability)
+
+
+def compile_recurrent(
+    K: int,
+    V: int,
+    *,
+    compute_capability: str = "9.0",
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    state_v_first: bool = False,
+    pool: bool = False,
+    slots_each_token: bool = False,
+    softplus: bool = False,
+) -> Resources:
+    """Compile the decode step as `recurrent.recurrent_kda` launches it and read its resources.
+
+    Raises:
+        MeasurementError: outcome "compile_error", with the compiler's last line.
+    """
+    from kdatune_kernels import recurrent
+    from kdatune_kernels import recurrent_step
+
+    fn = recurrent_step.recurrent_kernel
+    types: dict[str, str] = dict.fromkeys(fn.arg_names, "i32")
+    types |= dict.fromkeys(("q", "k", "v", "g", "beta", "o"), f"*{dtype}")
+    types |= dict.fromkeys(("A_log", "dt_bias"), "*fp32") | dict.fromkeys(("cu_seqlens", "slots", "accepted"), "*i32")
+    types |= dict.fromkeys(("h0", "ht"), f"*{state_dtype}") | dict.fromkeys(("lower_bound", "scale"), "fp32")
+    constants = {
+        "K": K, "V": V, "BV": recurrent.BLOCK_V, "GROUP": 1, "VARLEN": pool, "HAS_H0": True, "STORE_HT": True,
+        "V_FIRST": state_v_first, "SLOTTED": pool, "IN_PLACE": pool, "EACH_TOKEN": slots_each_token,
+        "ACCEPTED": slots_each_token, "L2NORM": True, "SIGMOID": True, "NEG_EIGVAL": False,
+        "GATE": recurrent_step.SOFTPLUS if softplus else recurrent_step.BOUNDED,
+    }  # fmt: skip
+    return _compiled(fn, types, constants, {"num_warps": recurrent.warps(K)}, compute_capability)
 
 
 def _compiled(

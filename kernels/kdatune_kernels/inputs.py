@@ -8,8 +8,11 @@ import torch
 
 from kdatune_kernels import launch
 from kdatune_kernels.numerics import INTERPRET
+from kdatune_kernels.spec import CHUNK_TOKENS
 
-HEAD_SIZE = 128
+KEY_SIZES = (64, 128)
+VALUE_SIZES = (64, 128, 256)
+INPUT_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def check_options(
@@ -45,6 +48,11 @@ def check_options(
         raise NotImplementedError(
             "lower_bound=None (the softplus gate) is not supported; pass a lower_bound in [-5, 0)"
         )
+    check_lower_bound(lower_bound)
+
+
+def check_lower_bound(lower_bound: float) -> None:
+    """Raise ValueError outside [-5, 0)."""
     if not -5.0 <= float(lower_bound) < 0.0:
         raise ValueError(f"lower_bound must be in [-5, 0), not {lower_bound}: 16 tokens of a stronger decay leave fp32")
 
@@ -60,8 +68,17 @@ def check_tensors(
     initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
     state_v_first: bool,
+    *,
+    key_sizes: tuple[int, ...] = KEY_SIZES,
+    value_sizes: tuple[int, ...] = VALUE_SIZES,
+    gate_dtypes: tuple[torch.dtype, ...] = (),
+    state_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+    states: int | None = None,
 ) -> None:
-    """Raise TypeError, ValueError or NotImplementedError that names the argument and what it must be."""
+    """Raise TypeError, ValueError or NotImplementedError that names the argument and what it must be.
+
+    g may have gate_dtypes besides q's; initial_state holds `states` states, None: one a sequence.
+    """
     named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     optional = {"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
     present = {**named, **{n: x for n, x in optional.items() if x is not None}}
@@ -81,15 +98,11 @@ def check_tensors(
     _shaped("v", v, [B, T, HV, V], "[B, T, HV, V]")
     _shaped("g", g, [B, T, HV, K], "[B, T, HV, K]")
     _shaped("beta", beta, [B, T, HV], "[B, T, HV]")
-    if K != HEAD_SIZE:
-        raise NotImplementedError(f"q has K={K}; only K={HEAD_SIZE} is supported")
-    if V != HEAD_SIZE:
-        raise NotImplementedError(f"v has V={V}; only V={HEAD_SIZE} is supported")
-    for name in ("q", "k", "v", "g"):
-        if named[name].dtype != torch.bfloat16:
-            raise NotImplementedError(f"{name} is {named[name].dtype}; only torch.bfloat16 is supported")
-    if beta.dtype not in (torch.bfloat16, torch.float32):
-        raise NotImplementedError(f"beta is {beta.dtype}; torch.bfloat16 and torch.float32 are supported")
+    if K not in key_sizes:
+        raise NotImplementedError(f"q has K={K}; K is supported in {', '.join(map(str, key_sizes))}")
+    if V not in value_sizes:
+        raise NotImplementedError(f"v has V={V}; V is supported in {', '.join(map(str, value_sizes))}")
+    _check_dtypes(named, gate_dtypes)
     if A_log is not None:
         _shaped("A_log", A_log, [HV], "[HV]")
         _typed("A_log", A_log, torch.float32)
@@ -99,8 +112,26 @@ def check_tensors(
             raise ValueError(f"dt_bias must be [HV, K] or [HV * K], not {list(dt_bias.shape)} with HV={HV}, K={K}")
     if initial_state is not None:
         sizes, text = ([V, K], "[N, HV, V, K]") if state_v_first else ([K, V], "[N, HV, K, V]")
-        _shaped("initial_state", initial_state, [N, HV, *sizes], text)
-        _typed("initial_state", initial_state, torch.float32, torch.bfloat16)
+        _shaped("initial_state", initial_state, [N if states is None else states, HV, *sizes], text)
+        _typed("initial_state", initial_state, *state_dtypes)
+    check_devices(present)
+
+
+def _check_dtypes(named: dict[str, torch.Tensor], gate_dtypes: tuple[torch.dtype, ...]) -> None:
+    dtype = named["q"].dtype
+    for name in ("q", "k", "v", "g"):
+        x = named[name].dtype
+        if x not in INPUT_DTYPES and not (name == "g" and x in gate_dtypes):
+            raise NotImplementedError(f"{name} is {x}; {' and '.join(map(str, INPUT_DTYPES))} are supported")
+        if x != dtype and not (name == "g" and x in gate_dtypes):
+            raise TypeError(f"{name} is {x}, q is {dtype}: q, k, v and g must share one dtype")
+    if named["beta"].dtype not in (dtype, torch.float32):
+        raise NotImplementedError(f"beta is {named['beta'].dtype}; q's {dtype} and torch.float32 are supported")
+
+
+def check_devices(present: dict[str, torch.Tensor]) -> None:
+    """Raise unless all tensors are on the device of q, which kernels run on, and none wants a gradient."""
+    q = present["q"]
     for name, x in present.items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}: all tensors must share one device")
@@ -112,6 +143,27 @@ def check_tensors(
         raise ValueError("q is on the cpu; move the tensors to a CUDA device (or set TRITON_INTERPRET=1 before import)")
     if q.device.type not in ("cuda", "cpu"):
         raise ValueError(f"q is on {q.device}; only CUDA devices are supported")
+
+
+def check_checkpoints(
+    checkpoints: torch.Tensor | None, tokens: int | None, state_sizes: tuple[int, ...], device: torch.device
+) -> None:
+    """Raise unless both are absent, or a buffer for states fits its sequences and the step is whole chunks."""
+    if checkpoints is None and tokens is None:
+        return
+    if checkpoints is None or tokens is None:
+        raise ValueError("checkpoints and checkpoint_tokens belong together; pass both")
+    if not isinstance(checkpoints, torch.Tensor):
+        raise TypeError(f"checkpoints must be a torch.Tensor, not {type(checkpoints).__name__}")
+    _typed("checkpoints", checkpoints, torch.float32)
+    if checkpoints.dim() != 5 or tuple(checkpoints.shape[1:]) != state_sizes or not checkpoints.is_contiguous():
+        raise ValueError(
+            f"checkpoints must be a contiguous [C, {', '.join(map(str, state_sizes))}], not {list(checkpoints.shape)}"
+        )
+    if checkpoints.device != device:
+        raise ValueError(f"checkpoints is on {checkpoints.device}, q is on {device}: all tensors must share one device")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1 or tokens % CHUNK_TOKENS:
+        raise ValueError(f"checkpoint_tokens must be a multiple of {CHUNK_TOKENS}, not {tokens!r}")
 
 
 def _shaped(name: str, x: torch.Tensor, shape: list[int], text: str) -> None:
@@ -140,18 +192,22 @@ def packed_lengths(
         ValueError: B > 1, not 1-D with at least two entries, not starting at 0, decreasing, or not ending at T.
     """
     for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_cpu", cu_seqlens_cpu)):
-        if x is None:
-            continue
-        _typed(name, x, torch.int32, torch.int64)
-        if x.dim() != 1 or x.numel() < 2:
-            raise ValueError(f"{name} must be 1-D with N + 1 >= 2 entries, not {list(x.shape)}")
-    if B != 1:
-        raise ValueError(f"q has B={B}; with cu_seqlens the sequences are packed and B must be 1")
+        if x is not None:
+            check_ends(name, x, B)
     if cu_seqlens_cpu is not None:
         if cu_seqlens_cpu.device.type != "cpu" or cu_seqlens_cpu.shape != cu_seqlens.shape:
             raise ValueError("cu_seqlens_cpu must be a CPU tensor of the shape of cu_seqlens")
         return _lengths(tuple(cu_seqlens_cpu.tolist()), T)
     return None if capturing else _lengths(_values(cu_seqlens), T)
+
+
+def check_ends(name: str, ends: torch.Tensor, B: int) -> None:
+    """Raise TypeError or ValueError for a cu_seqlens of the wrong type or form; its entries are not read."""
+    _typed(name, ends, torch.int32, torch.int64)
+    if ends.dim() != 1 or ends.numel() < 2:
+        raise ValueError(f"{name} must be 1-D with N + 1 >= 2 entries, not {list(ends.shape)}")
+    if B != 1:
+        raise ValueError(f"q has B={B}; with cu_seqlens the sequences are packed and B must be 1")
 
 
 def _lengths(ends: tuple[int, ...], T: int) -> tuple[int, ...]:
@@ -206,8 +262,8 @@ def fold(
         v=_rows(v),
         g=_rows(g),
         beta=_beta_rows(beta),
-        A_log=_zeros(HV, q.device) if A_log is None else A_log.contiguous(),
-        dt_bias=_zeros(HV * K, q.device) if dt_bias is None else dt_bias.contiguous(),
+        A_log=zeros(HV, q.device) if A_log is None else A_log.contiguous(),
+        dt_bias=zeros(HV * K, q.device) if dt_bias is None else dt_bias.contiguous(),
         lower_bound=float(lower_bound),
         scale=float(K**-0.5 if scale is None else scale),
         h0=None if initial_state is None else initial_state.contiguous(),
@@ -236,6 +292,16 @@ def _beta_rows(beta: torch.Tensor) -> torch.Tensor:
     return beta.as_strided((B * T, heads), (st, sh))
 
 
+def zeros(size: int, device: torch.device) -> torch.Tensor:
+    """What a missing A_log or dt_bias stands for; never written to."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.float32, device=device)  # filled by the graph only, so not for others
+    return _kept_zeros(size, device)
+
+
 @functools.lru_cache(maxsize=32)
-def _zeros(size: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.float32, device=device)
+def _kept_zeros(size: int, device: torch.device) -> torch.Tensor:
+    made = torch.zeros(size, dtype=torch.float32, device=device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # once: another stream may be the next to read them
+    return made

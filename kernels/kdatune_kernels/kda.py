@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from kdatune_kernels import checkpoints as checkpointed
 from kdatune_kernels import gpu
 from kdatune_kernels import inputs
 from kdatune_kernels import launch
@@ -45,6 +46,9 @@ def chunk_kda(
     dt_bias: torch.Tensor | None = None,
     config: LaunchConfig | None = None,
     precision: Precision | None = None,
+    final_state_dtype: torch.dtype = torch.float32,
+    checkpoints: torch.Tensor | None = None,
+    checkpoint_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The KDA forward of one or many sequences: outputs and, when asked for, the final state.
 
@@ -52,10 +56,10 @@ def chunk_kda(
     Inputs are never written to. Fit for CUDA-graph capture, also as the very first call.
 
     Args:
-        q, k: [B, T, H, K] bf16, raw; B batch, T tokens, H heads, K = 128. L2-normalised in the kernel.
-        v: [B, T, HV, V] bf16, V = 128, HV a multiple of H (value head h reads q/k head h // (HV / H)).
-        g: [B, T, HV, K] bf16, raw gate; log decay lower_bound * sigmoid(exp(A_log) * (g + dt_bias)).
-        beta: [B, T, HV] bf16 or fp32 logits, any strides.
+        q, k: [B, T, H, K] bf16 or fp16, raw; B batch, T tokens, H heads, K 64 or 128. L2-normalised in the kernel.
+        v: [B, T, HV, V] as q, V 64, 128 or 256, HV a multiple of H (value head h reads q/k head h // (HV / H)).
+        g: [B, T, HV, K] as q, raw gate; log decay lower_bound * sigmoid(exp(A_log) * (g + dt_bias)).
+        beta: [B, T, HV] as q or fp32, logits, any strides.
         scale: default K ** -0.5.
         initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; fp32 or bf16; N sequences.
         safe_gate: both values compute the bounded gate, which lower_bound selects.
@@ -68,9 +72,13 @@ def chunk_kda(
         config: a launch config to use instead of the resolved one.
         precision: "fp16" (default) or "bf16", the type of the tiles between K1 and K2; "fp16" needs |v| and states
             under 6e4 and is about four times more accurate on correlated keys.
+        final_state_dtype: fp32, or bf16: then the fp32 state is rounded once, at the end.
+        checkpoints: [C, N, HV, K, V] (or [.., V, K]) fp32, contiguous, to write states into: [i] is the state of every
+            sequence after (i + 1) * checkpoint_tokens of its tokens, or after all of them where it has fewer.
+        checkpoint_tokens: a multiple of 16; needed with checkpoints. Each checkpoint costs a launch of K2.
 
     Returns:
-        o [B, T, HV, V] bf16, and the final state, laid out as initial_state is, fp32, or None.
+        o [B, T, HV, V] as v, and the final state, laid out as initial_state is, or None.
 
     Raises:
         ValueError, TypeError: an argument that does not fit, by name. ConfigError: `config` may not run here.
@@ -90,12 +98,17 @@ def chunk_kda(
         cp_context=cp_context,
     )
     inputs.check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, state_v_first)
+    if final_state_dtype not in (torch.float32, torch.bfloat16):
+        raise NotImplementedError(
+            f"final_state_dtype is {final_state_dtype}; torch.float32 and torch.bfloat16 are supported"
+        )
     if q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
             return chunk_kda(
                 q, k, v, g, beta, scale, initial_state, output_final_state, True, True, True, False, safe_gate,
                 lower_bound, False, False, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
-                A_log=A_log, dt_bias=dt_bias, config=config, precision=precision,
+                A_log=A_log, dt_bias=dt_bias, config=config, precision=precision, final_state_dtype=final_state_dtype,
+                checkpoints=checkpoints, checkpoint_tokens=checkpoint_tokens,
             )  # fmt: skip
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
@@ -111,13 +124,14 @@ def chunk_kda(
         raise ValueError(f"max_num_seqs={max_num_seqs} must be the number of sequences, here {N}")
     o = torch.empty(B, T, HV, V, dtype=v.dtype, device=v.device)
     ht = None
+    state_sizes = (N, HV, V, K) if state_v_first else (N, HV, K, V)
     if output_final_state:
-        sizes = (V, K) if state_v_first else (K, V)
-        ht = torch.empty(N, HV, *sizes, dtype=torch.float32, device=v.device)
+        ht = torch.empty(state_sizes, dtype=torch.float32, device=v.device)
+    inputs.check_checkpoints(checkpoints, checkpoint_tokens, state_sizes, q.device)
     if B * T == 0:
-        if ht is not None:
-            ht.zero_() if initial_state is None else ht.copy_(initial_state)
-        return o, ht
+        for state in (x for x in (ht, checkpoints) if x is not None):
+            state.zero_() if initial_state is None else state.copy_(initial_state)
+        return o, ht if ht is None else ht.to(final_state_dtype)
     if cu_seqlens is None:
         tables = launch.dense_tables(N, T, q.device, capturing)
     else:
@@ -125,7 +139,7 @@ def chunk_kda(
     problem = inputs.fold(
         q, k, v, g, beta, A_log, dt_bias, float(lower_bound or 0.0), scale, initial_state, state_v_first, tables
     )
-    call = _Call(problem, o.view(B * T, HV, V), ht, precision)
+    call = _Call(problem, o.view(B * T, HV, V), ht, precision, checkpoints, checkpoint_tokens)
     longest = max(lengths) if cu_seqlens is not None and lengths else None
     state = None if initial_state is None else initial_state.dtype
     key = (
@@ -133,6 +147,9 @@ def chunk_kda(
         N,
         q.shape[2],
         HV,
+        K,
+        V,
+        q.dtype,
         B * T,
         cu_seqlens is not None,
         longest,
@@ -144,7 +161,7 @@ def chunk_kda(
         _launch_given(call, config, key)
     else:
         _launch_resolved(call, key, capturing)
-    return o, ht
+    return o, ht if ht is None else ht.to(final_state_dtype)
 
 
 @dataclass(frozen=True)
@@ -153,6 +170,8 @@ class _Call:
     o: torch.Tensor
     ht: torch.Tensor | None
     precision: Precision | None
+    checkpoints: torch.Tensor | None
+    checkpoint_tokens: int | None
 
 
 def _launch_given(call: _Call, config: LaunchConfig, key: tuple[Any, ...]) -> None:
@@ -186,6 +205,9 @@ def _shape(
     N: int,
     H: int,
     HV: int,
+    K: int,
+    V: int,
+    dtype: torch.dtype,
     tokens: int,
     varlen: bool,
     longest: int | None,
@@ -198,6 +220,9 @@ def _shape(
         H=H,
         T=tokens,
         HV=HV,
+        K=K,
+        V=V,
+        dtype="fp16" if dtype == torch.float16 else "bf16",
         varlen=varlen,
         longest_tokens=longest,
         initial_state=state is not None,
@@ -212,7 +237,10 @@ def _run(call: _Call, config: LaunchConfig) -> None:
     half = (call.precision or config.precision) == "fp16"
     ws = launch.workspace(p.tables, p.heads, p.q.shape[2], half, call.o.device)
     launch.run_k1(p, ws, config.k1)
-    launch.run_k2(p, ws, call.o, call.ht, config.k2)
+    if call.checkpoints is None or call.checkpoint_tokens is None:
+        launch.run_k2(p, ws, call.o, call.ht, config.k2)
+    else:
+        checkpointed.run_k2(p, ws, call.o, call.ht, config.k2, call.checkpoints, call.checkpoint_tokens)
 
 
 def _gpu(device: torch.device) -> Gpu | None:

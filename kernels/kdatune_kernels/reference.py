@@ -1,8 +1,12 @@
 """The token recurrence in plain torch: the only ground truth, and the ratios that compare a result with it."""
 
+from typing import Literal
+
 import torch
 
 EPS = 1e-6
+
+Gate = Literal["bounded", "softplus", "log"]
 
 
 def recurrence(
@@ -13,12 +17,17 @@ def recurrence(
     beta: torch.Tensor,
     A_log: torch.Tensor | None,
     dt_bias: torch.Tensor | None,
-    lower_bound: float,
+    lower_bound: float | None,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     lengths: list[int] | None = None,
     state_v_first: bool = False,
     dtype: torch.dtype = torch.float64,
+    *,
+    gate: Gate = "bounded",
+    qk_l2norm: bool = True,
+    beta_sigmoid: bool = True,
+    neg_eigval: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs and final states of the KDA recurrence, token by token in `dtype`.
 
@@ -28,6 +37,9 @@ def recurrence(
         g: [B, T, HV, K] raw gate; beta: [B, T, HV] logits; A_log: [HV] or None (0); dt_bias: [HV, K] or [HV * K] or None.
         initial_state: [N, HV, K, V], or [N, HV, V, K] if state_v_first.
         lengths: tokens of each packed sequence (then B is 1); None: B sequences of T tokens.
+        gate: the log decay is "bounded" lower_bound * sigmoid(exp(A_log) * (g + dt_bias)), "softplus"
+            -exp(A_log) * softplus(g + dt_bias), or "log" g itself.
+        qk_l2norm, beta_sigmoid: off where q and k are normalised and beta is in (0, 1) already; neg_eigval doubles beta.
 
     Returns:
         o [B, T, HV, V] and the final state, laid out as initial_state is, both in `dtype`.
@@ -46,12 +58,23 @@ def recurrence(
         return x.reshape(B * T, *x.shape[2:]).repeat_interleave(group, dim=1).to(dtype)
 
     qn, kn = rows(q, HV // H), rows(k, HV // H)
-    qn = qn * torch.rsqrt((qn * qn).sum(-1, keepdim=True) + EPS) * (K**-0.5 if scale is None else scale)
-    kn = kn * torch.rsqrt((kn * kn).sum(-1, keepdim=True) + EPS)
+    if qk_l2norm:
+        qn = qn * torch.rsqrt((qn * qn).sum(-1, keepdim=True) + EPS)
+        kn = kn * torch.rsqrt((kn * kn).sum(-1, keepdim=True) + EPS)
+    qn = qn * (K**-0.5 if scale is None else scale)
     gain = torch.ones(HV, dtype=dtype, device=device) if A_log is None else torch.exp(A_log.to(dtype))
     bias = torch.zeros(HV, K, dtype=dtype, device=device) if dt_bias is None else dt_bias.to(dtype).reshape(HV, K)
-    decay = torch.exp(lower_bound * torch.sigmoid(gain[:, None] * (rows(g) + bias)))
-    strength, values = torch.sigmoid(rows(beta)), rows(v)
+    if gate == "bounded":
+        if lower_bound is None:
+            raise ValueError("the bounded gate needs a lower_bound")
+        decay = torch.exp(lower_bound * torch.sigmoid(gain[:, None] * (rows(g) + bias)))
+    elif gate == "softplus":
+        decay = torch.exp(-gain[:, None] * torch.nn.functional.softplus(rows(g) + bias, threshold=40.0))
+    else:
+        decay = torch.exp(rows(g))
+    strength, values = torch.sigmoid(rows(beta)) if beta_sigmoid else rows(beta), rows(v)
+    if neg_eigval:
+        strength = 2.0 * strength
     S = torch.zeros(N, HV, K, V, dtype=dtype, device=device)
     if initial_state is not None:
         S = S + (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(dtype)

@@ -17,7 +17,7 @@ SKEWED_LENGTHS = (1300, 547, 2048, 963, 271, 3063)
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments of chunk_kda for packed sequences of `lengths` tokens: [1, T, heads, size], bf16."""
+    """Arguments of chunk_kda for packed sequences of `lengths` tokens: [1, T, heads, size], of one 16-bit dtype."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -62,20 +62,24 @@ def make(
     state_v_first: bool = False,
     state_dtype: torch.dtype = torch.float32,
     size: int = 128,
+    value_size: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Sample:
     """A sample of one kind.
 
     random: everything N(0, 1); strong: g = +8 (each log decay about -5); weak: g ~ N(-8, 1); correlated: keys = one
     N(0, 1) vector a head + 0.5 noise, g ~ N(-6, 1), beta logits ~ N(2, 1); identical: the same without the noise.
+    K = size, V = value_size (None: the same).
     """
     HV = H if HV is None else HV
+    V = size if value_size is None else value_size
     T = sum(lengths)
     draw = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw, device=device)
 
-    q, k, v, g = normal(1, T, H, size), normal(1, T, H, size), normal(1, T, HV, size), normal(1, T, HV, size)
+    q, k, v, g = normal(1, T, H, size), normal(1, T, H, size), normal(1, T, HV, V), normal(1, T, HV, size)
     beta = normal(1, T, HV)
     if kind == "strong":
         g = torch.full_like(g, 8.0)
@@ -84,15 +88,15 @@ def make(
     if kind in ("correlated", "identical"):
         k = normal(1, 1, H, size) + (0.5 * k if kind == "correlated" else torch.zeros_like(k))
         g, beta = g - 6.0, beta + 2.0
-    state = (normal(len(lengths), HV, size, size) * 0.2).to(state_dtype) if initial_state else None
+    state = (normal(len(lengths), HV, size, V) * 0.2).to(state_dtype) if initial_state else None
     if state is not None and state_v_first:
         state = state.transpose(-1, -2).contiguous()
     return Sample(
-        q=q.bfloat16(),
-        k=k.bfloat16(),
-        v=v.bfloat16(),
-        g=g.bfloat16(),
-        beta=beta.bfloat16(),
+        q=q.to(dtype),
+        k=k.to(dtype),
+        v=v.to(dtype),
+        g=g.to(dtype),
+        beta=beta.to(dtype),
         A_log=torch.log(torch.rand(HV, generator=draw, device=device) * 1.5 + 0.1),
         dt_bias=normal(HV, size) * 0.5,
         initial_state=state,

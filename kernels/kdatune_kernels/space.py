@@ -107,9 +107,16 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
         return f"{name}.variant={config.variant} needs a card; the interpreter runs triton only"
     if gpu is not None and config.variant != "triton" and gpu.compute_capability != "9.0":
         return f"{name}.variant={config.variant} needs compute capability 9.0, {gpu.name} has {gpu.compute_capability}"
+    if config.variant != "triton" and not _hopper_reads(shape):
+        return f"{name}.variant={config.variant} needs K = 128 and bf16, not K={shape.K} and {shape.dtype}"
     if gpu is not None and gpu.major < 8:
         return f"{gpu.name} has compute capability {gpu.compute_capability}; 8.0 is the least that runs these kernels"
     return _k1_ok(config, gpu) if isinstance(config, K1Config) else _k2_ok(config, shape, gpu)
+
+
+def _hopper_reads(shape: Shape) -> bool:
+    """Whether the Gluon kernels can read the inputs: they take q, k, g and v as raw bf16 and have K written in."""
+    return shape.K == 128 and shape.dtype == "bf16"
 
 
 def _idle(config: K1Config | K2Config, name: str, neutral: K1Config | K2Config) -> str | None:
@@ -330,22 +337,27 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
 
 
 def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
-    if gpu is None or gpu.compute_capability != "9.0":
+    if gpu is None or gpu.compute_capability != "9.0" or not _hopper_reads(shape):
         # 32 columns a program keep an SM busy when chains are few (H200, plain Triton: 365 against 457 us at 8 chains)
-        few = gpu is not None and shape.chains * 4 <= 2 * gpu.sm_count and shape.V % 32 == 0
-        return LaunchConfig(K1Config(), K2Config(block_v=32 if few else 64, stages_in=3))
+        few = gpu is not None and shape.chains * 4 <= 2 * gpu.sm_count
+        # 64 columns spill 432 bytes a thread on sm_80 and 368 on sm_89 (offline, Triton 3.6.0); 32 columns none
+        spills = gpu is not None and gpu.major == 8
+        return LaunchConfig(
+            K1Config(), K2Config(block_v=32 if (few or spills) and shape.V % 32 == 0 else 64, stages_in=3)
+        )
     segments = default_segments(shape, gpu)
+    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
+    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
     one_wave = shape.chains * segments * (shape.V // 64) <= gpu.sm_count
-    return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", one_wave, segments)
+    tile = "64" if one_wave else "128c2" if shape.V % 128 == 0 else "64r128"
+    return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", tile, segments)
 
 
 @functools.cache
-def _hopper(variant: K1Variant, one_wave: bool, segments: int) -> LaunchConfig:
+def _hopper(variant: K1Variant, tile: str, segments: int) -> LaunchConfig:
     """The default on Hopper; kept, since making a config of 26 fields takes longer than the rest of `default_config`."""
     k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)
-    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
-    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
-    base = _ws("64", 4, 1, True, 2) if one_wave else _ws("128c2", 5, 1, True, 2)
+    base = _ws(tile, 5 if tile == "128c2" else 4, 1, True, 2)
     return LaunchConfig(k1, replace(base, segments=segments))
 
 

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import sys
 
+from kdatune_kernels.compile import Resources
 from kdatune_kernels.compile import compile_config
+from kdatune_kernels.compile import compile_recurrent
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import from_json
@@ -13,11 +15,21 @@ from kdatune_kernels.spec import from_json
 def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
+        if request["kernel"] == "recurrent":
+            answer(compile_recurrent(**request["options"], compute_capability=request["cc"]))
+            continue
         kind = K1Config if request["kernel"] == "k1" else K2Config
         resources = compile_config(
-            from_json(kind, request["config"]), compute_capability=request["cc"], half=request["half"]
+            from_json(kind, request["config"]),
+            compute_capability=request["cc"],
+            half=request["half"],
+            **request.get("options", {}),
         )
-        print(json.dumps(dataclasses.asdict(resources)), flush=True)  # noqa: T201  the program's answer
+        answer(resources)
+
+
+def answer(resources: Resources) -> None:
+    print(json.dumps(dataclasses.asdict(resources)), flush=True)  # noqa: T201  the program's answer
 
 
 if __name__ == "__main__":

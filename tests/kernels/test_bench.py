@@ -149,3 +149,13 @@ def test_times_are_paired_and_positive(device):
 def test_too_little_memory_is_typed(device):
     with pytest.raises(MeasurementError, match="does not fit"):
         bench.open_problem(dataclasses.replace(shape_of(1, 96, 1 << 27)))
+
+
+def test_a_shape_is_measured_on_inputs_of_its_own_sizes_and_dtype():
+    shape = shape_of(2, 1, 40, K=64, V=256, dtype="fp16")
+    problem = bench.open_problem(shape, "cuda" if torch.cuda.is_available() else "cpu")
+    sample = problem.sample
+    assert (sample.q.shape[-1], sample.v.shape[-1], sample.q.dtype) == (64, 256, torch.float16)
+    result = bench.check(problem, "kda", bench.BASELINE)
+    assert (result.outcome, result.detail) == ("ok", None)
+    assert problem.outputs[0][0].dtype == torch.float16

@@ -17,6 +17,7 @@ from kdatune_kernels.spec import to_json
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
 A100 = KNOWN_GPUS["NVIDIA A100-SXM4-80GB"]
+L40S = KNOWN_GPUS["NVIDIA L40S"]
 B200 = KNOWN_GPUS["NVIDIA B200"]
 
 
@@ -64,18 +65,65 @@ def _k2(config: dict):
     return K2Config(**config)
 
 
-@pytest.mark.parametrize("gpu", [A100, B200], ids=lambda g: g.compute_capability)
-def test_defaults_compile_for_other_cards(gpu):
-    default = space.default_config(shape_of(1, 96, 8192), gpu)
-    assert (default.k1.variant, default.k2.variant) == ("triton", "triton")
-    requests = [
-        {"kernel": kernel, "config": to_json(config), "cc": gpu.compute_capability, "half": half}
+def _default_requests(gpu, heads: int, half: tuple[bool, ...] = (True, False), **shape) -> list[dict]:
+    default = space.default_config(shape_of(1, heads, 8192, **shape), gpu)
+    options = {name: value for name, value in shape.items() if name in ("K", "V", "dtype")}
+    return [
+        {"kernel": kernel, "config": to_json(config), "cc": gpu.compute_capability, "half": x, "options": options}
         for kernel, config in (("k1", default.k1), ("k2", default.k2))
-        for half in (True, False)
+        for x in half
     ]
-    for found in _compile(requests):
+
+
+@pytest.mark.parametrize("gpu", [A100, L40S, B200], ids=lambda g: g.compute_capability)
+def test_defaults_compile_for_other_cards(gpu):
+    requests = [request for heads in (8, 96) for request in _default_requests(gpu, heads)]
+    assert all(request["config"]["variant"] == "triton" for request in requests)
+    _assert_no_spills(requests, gpu)
+
+
+def _assert_no_spills(requests, gpu):
+    for request, found in zip(requests, _compile(requests), strict=True):
+        assert found["spill_bytes"] == 0, request
         assert found["smem_bytes"] <= gpu.smem_per_block_bytes
         assert found["registers"] <= 255
+        assert not any("serialized" in line for line in found["wgmma_warnings"]), request
+
+
+OTHER_SHAPES = (
+    {"K": 64, "V": 64},
+    {"K": 64, "V": 256, "dtype": "fp16"},
+    {"V": 64, "dtype": "fp16"},
+    {"V": 256},
+    {"V": 64},
+)
+
+
+@pytest.mark.parametrize("gpu", [A100, H200, B200], ids=lambda g: g.compute_capability)
+def test_the_defaults_of_other_sizes_and_dtypes_compile(gpu):
+    """On Hopper K = 128 with bf16 runs the Gluon kernels for every V, the rest plain Triton."""
+    requests = [request for shape in OTHER_SHAPES for request in _default_requests(gpu, 96, (True,), **shape)]
+    _assert_no_spills(requests, gpu)
+
+
+RECURRENT = [
+    {"K": K, "V": 128, "state_v_first": v_first, **more}
+    for K in (64, 128, 256)
+    for v_first in (False, True)
+    for more in (
+        {},
+        {"pool": True, "dtype": "fp16", "state_dtype": "bf16"},
+        {"pool": True, "slots_each_token": True, "softplus": True},
+    )
+]
+
+
+@pytest.mark.parametrize("cc", ["8.0", "9.0", "10.0"])
+def test_the_decode_step_compiles_without_spills(cc):
+    found = _compile([{"kernel": "recurrent", "options": options, "cc": cc} for options in RECURRENT])
+    assert len(found) == len(RECURRENT)
+    for options, one in zip(RECURRENT, found, strict=True):
+        assert one["spill_bytes"] == 0, options
 
 
 def test_a_config_that_does_not_compile_is_typed():

@@ -52,10 +52,18 @@ def test_no_lower_bound(sample):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
 def test_dtypes_are_named(name, dtype, sample):
     with pytest.raises(NotImplementedError, match=rf"{name} is {dtype}"):
         call(replace(sample, **{name: getattr(sample, name).to(dtype)}))
+
+
+@pytest.mark.parametrize("name", ["k", "v", "g"])
+def test_one_dtype_for_all(name, sample):
+    with pytest.raises(TypeError, match=rf"{name} is torch\.float16, q is torch\.bfloat16"):
+        call(replace(sample, **{name: getattr(sample, name).half()}))
+    with pytest.raises(NotImplementedError, match=r"beta is torch\.float16"):
+        call(replace(sample, beta=sample.beta.half()))
 
 
 @pytest.mark.parametrize("name", ["A_log", "dt_bias", "initial_state"])
@@ -69,10 +77,10 @@ def test_not_a_tensor(sample):
         call(sample, g=[1.0])
 
 
-@pytest.mark.parametrize("size", [100, 64, 256])
-def test_head_sizes_are_named(size, device):
-    with pytest.raises(NotImplementedError, match=f"K={size}"):
-        call(samples.make((16,), 2, size=size, device=device))
+@pytest.mark.parametrize(("K", "V", "text"), [(100, 128, "K=100"), (256, 128, "K=256"), (128, 96, "V=96")])
+def test_head_sizes_are_named(K, V, text, device):
+    with pytest.raises(NotImplementedError, match=text):
+        call(samples.make((16,), 2, size=K, value_size=V, device=device))
 
 
 @pytest.mark.parametrize(
