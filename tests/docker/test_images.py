@@ -37,7 +37,8 @@ def home(api_image):
     """The volume of a service: empty, the image user's own."""
     place = Path(api_image.env["HOME"])
     for entry in place.iterdir():
-        entry.unlink()
+        if entry.is_file():
+            entry.unlink()
     return place
 
 

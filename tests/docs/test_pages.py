@@ -108,6 +108,13 @@ def test_the_outcomes_are_those_of_the_code():
     assert set(re.findall(r"`(\w+)`", listed[1])) == {str(one) for one in Outcome}
 
 
+def test_the_metrics_that_are_named_exist():
+    source = (ROOT / "api" / "kdatune_api" / "metrics.py").read_text()
+    named = set(re.findall(r"kdatune_[a-z_]+_(?:total|seconds)|`kdatune_generation", (DOCS / "operate.md").read_text()))
+    assert len(named) == 5
+    assert all(f'"{name.strip("`")}"' in source for name in named)
+
+
 def test_the_findings_of_a_night_are_those_of_the_code():
     from kdatune_tuner.night_report import Kind
 
