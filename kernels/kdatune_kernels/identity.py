@@ -3,6 +3,7 @@
 import ast
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 PROTOCOL = "1"
@@ -24,9 +25,14 @@ KERNEL_SOURCES = (
 def kernel_hash() -> str:
     """Identity of the kernel sources, 16 hex digits: their code without comments and docstrings, which launch nothing."""
     here = Path(__file__).parent
+    return hash_of_sources([here / name for name in KERNEL_SOURCES])
+
+
+def hash_of_sources(files: Iterable[Path]) -> str:
+    """Identity of Python files by name and code, 16 hex digits. Raises OSError, SyntaxError or ValueError for others."""
     digest = hashlib.sha256()
-    for name in KERNEL_SOURCES:
-        digest.update(f"{name}\0{code_of((here / name).read_text())}\0".encode())
+    for path in files:
+        digest.update(f"{path.name}\0{code_of(path.read_text(encoding='utf-8'))}\0".encode())
     return digest.hexdigest()[:16]
 
 

@@ -23,6 +23,8 @@ from typing import get_type_hints
 
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.errors import ShapeError
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
 
 CHUNK_TOKENS = 16
 """Tokens of one chunk (BT). Fixed: KDA decays per channel, and 2^-G of 16 tokens at lower_bound -5 still fits fp32."""
@@ -106,6 +108,9 @@ def gpu_of(name: str, compute_capability: str, sm_count: int, memory_bytes: int 
         mig_profile=mig,
     )
 
+
+INTERPRETER = gpu_of("Triton interpreter", "0.0", 1)
+"""What kernels of others run on where there is no card and TRITON_INTERPRET=1: a device of its own, slow, but real."""
 
 # Cards known by the name nvidia-smi prints, so that a config can be asked for without the card at hand. SM counts and
 # memory: NVIDIA data sheets; H20's 78 SMs: public device queries.
@@ -349,7 +354,12 @@ class Build:
 
 
 def to_json(value: Any) -> Json:
-    """A frozen dataclass of this module as plain JSON data: every field present, None included."""
+    """A frozen dataclass of this module as plain JSON data: every field present, None included.
+
+    Shapes and configs of other kernels (values.py) are JSON objects already and come out as such.
+    """
+    if isinstance(value, OtherShape | OtherConfig):
+        return value.json()
     # dataclasses.asdict gives the same, copies every value on the way and takes twenty times as long
     names, read = _reader(value.__class__)
     return {n: to_json(v) if hasattr(v, "__dataclass_fields__") else v for n, v in zip(names, read(value), strict=True)}
@@ -364,6 +374,8 @@ def _reader(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]
 
 def canonical(value: Any) -> str:
     """The one textual form of a value: compact JSON, keys sorted."""
+    if isinstance(value, OtherShape | OtherConfig):
+        return value.text
     data = to_json(value) if dataclasses.is_dataclass(value) else value
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 

@@ -160,7 +160,7 @@ def test_a_ratio_that_is_not_finite_is_none_on_both_databases(engine: Engine, wo
         ({"outcome": "fine"}, "unknown outcome 'fine'; use one of ok, compile_error"),
         ({"registers": 1 << 31}, "registers=2147483648 of config .* is out of range"),
         ({"spills": -1}, "spills=-1"),
-        ({"kernel": "k3"}, "unknown kernel 'k3'; use one of k1, k2, kda"),
+        ({"kernel": "K3"}, "unknown kernel 'K3'; use one of k1, k2, kda"),
     ],
 )
 def test_a_measurement_that_makes_no_sense_is_refused(engine: Engine, world, changes, says: str) -> None:

@@ -3,6 +3,7 @@
 Every function is called inside `engine.reading`.
 """
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,10 +13,13 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.match import Champion
+from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.spec import Shape
-from kdatune_tuner.store.convert import shape_of_row
+from kdatune_kernels.values import OtherShape
+from kdatune_tuner.store.convert import kda_shape_of_row
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
+from kdatune_tuner.store.other_champions import other_champions
 from kdatune_tuner.store.queries import champions
 from kdatune_tuner.store.records import SERVING_DECISIONS
 
@@ -39,10 +43,13 @@ class Changes:
     """What has changed since a mark.
 
     shapes: of every problem that was touched. champions: all that are served for these shapes now, on every card.
+    other_keys, others: the same of other kernels, by kernel and shape.
     """
 
     shapes: frozenset[Shape]
     champions: tuple[Champion, ...]
+    other_keys: frozenset[tuple[str, OtherShape]] = frozenset()
+    others: tuple[OtherChampion, ...] = ()
 
 
 def newest_mark(s: Session) -> Mark:
@@ -68,7 +75,7 @@ def changes(s: Session, since: Mark) -> Changes | None:
             ProblemModel.id.in_(
                 select(PromotionModel.problem_id).where(
                     PromotionModel.generation > since.generation,
-                    PromotionModel.kernel == "kda",
+                    PromotionModel.kernel.not_in(("k1", "k2")),
                     PromotionModel.decision.in_(_SERVING_VALUES),
                 )
             )
@@ -77,11 +84,19 @@ def changes(s: Session, since: Mark) -> Changes | None:
     ).all()
     if len(rows) > MAX_CHANGES:
         return None
+    ours = [row for row in rows if row.shape_json is None]
+    others = [row for row in rows if row.shape_json is not None]
     try:
-        shapes = frozenset(shape_of_row(row) for row in rows)
+        shapes = frozenset(kda_shape_of_row(row) for row in ours)
+        other_keys = frozenset((row.kernel, OtherShape(json.loads(row.shape_json or ""))) for row in others)
     except KdatuneError:
         return None
-    return Changes(shapes, tuple(champions(s, problem_ids=[row.id for row in rows])))
+    return Changes(
+        shapes,
+        tuple(champions(s, problem_ids=[row.id for row in ours])) if ours else (),
+        other_keys,
+        tuple(other_champions(s, problem_ids=[row.id for row in others])) if others else (),
+    )
 
 
 def _holds(s: Session, mark: Mark) -> bool:

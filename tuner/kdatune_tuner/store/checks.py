@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdatune_kernels.errors import StoreError
+from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+from kdatune_kernels.values import KERNEL_NAME
+from kdatune_kernels.values import OtherShape
+from kdatune_kernels.values import is_other
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import CONFIG_TYPES
 from kdatune_tuner.store.convert import is_text
@@ -50,8 +54,17 @@ def check_profile(new: NewProfile) -> None:
 
 
 def check_kernel(kernel: str) -> None:
-    if kernel not in KERNELS:
-        raise StoreError(f"unknown kernel {kernel!r}; use one of {', '.join(KERNELS)}")
+    if kernel not in KERNELS and not is_other(kernel):
+        raise StoreError(
+            f"unknown kernel {kernel!r}; use one of {', '.join(KERNELS)}, or the name of another ({KERNEL_NAME})"
+        )
+
+
+def check_shape(kernel: str, shape: Shape | OtherShape) -> None:
+    """Raises StoreError for an unknown kernel, or a shape that is not of this kind of kernel."""
+    check_kernel(kernel)
+    if isinstance(shape, OtherShape) is not is_other(kernel):
+        raise StoreError(f"{shape.key()} is no shape of kernel {kernel}")
 
 
 def check_texts(what: str, columns: Mapping[str, Any]) -> None:

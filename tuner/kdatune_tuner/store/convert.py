@@ -1,5 +1,6 @@
 """Between the values of kdatune_kernels.spec and the columns of the store, without loss."""
 
+import json
 from typing import Any
 
 from kdatune_kernels.errors import StoreError
@@ -10,7 +11,11 @@ from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherShape
+from kdatune_kernels.values import is_other
+from kdatune_kernels.values import parse_other_shape
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import ProblemModel
@@ -54,8 +59,10 @@ def gpu_of_row(row: GpuModel) -> Gpu:
     return Gpu(**values | {"mig_profile": row.mig_profile or None})
 
 
-def shape_columns(shape: Shape) -> dict[str, Any]:
+def shape_columns(shape: Shape | OtherShape) -> dict[str, Any]:
     """The columns of `problem` but kernel, with the bucket that the shape falls into."""
+    if isinstance(shape, OtherShape):
+        return {"shape_hash": digest(shape), "shape_key": shape.key(), "shape_json": shape.text}
     values = to_json(shape)
     bucket = shape.bucket()
     if set(values) != set(_SHAPE_COLUMNS):
@@ -68,9 +75,19 @@ def shape_columns(shape: Shape) -> dict[str, Any]:
     }
 
 
-def shape_of_row(row: ProblemModel) -> Shape:
+def shape_of_row(row: ProblemModel) -> Shape | OtherShape:
     """The problem shape that a row of `problem` holds."""
+    return OtherShape(json.loads(row.shape_json)) if row.shape_json is not None else kda_shape_of_row(row)
+
+
+def kda_shape_of_row(row: ProblemModel) -> Shape:
+    """The same of a row that is of k1, k2 or kda."""
     return Shape(**{name: getattr(row, column) for name, column in _SHAPE_COLUMNS.items()})
+
+
+def read_shape_key(kernel: str, key: str) -> Shape | OtherShape:
+    """The shape of a stored key. Raises ShapeError when it cannot be read."""
+    return parse_other_shape(key) if is_other(kernel) else parse_shape(key)
 
 
 def build_of_row(row: BuildModel) -> Build:

@@ -12,13 +12,15 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
-from kdatune_kernels.spec import parse_shape
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store import writes
-from kdatune_tuner.store.checks import check_kernel
+from kdatune_tuner.store.checks import check_shape
 from kdatune_tuner.store.checks import check_texts
 from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.convert import read_shape_key
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import QuarantineModel
 from kdatune_tuner.store.models import ReceiptModel
@@ -56,19 +58,26 @@ def demand_room(s: Session) -> int:
     return max(0, MAX_DEMAND_KEYS - (s.scalar(select(func.count()).select_from(DemandModel)) or 0))
 
 
-def has_demand(s: Session, gpu_name: str, kernel: str, shape: Shape) -> bool:
+def has_demand(s: Session, gpu_name: str, kernel: str, shape: Shape | OtherShape) -> bool:
     """Whether the key was reported before."""
     key = {"gpu_name": gpu_name, "kernel": kernel, "shape_key": shape.key()}
     return s.scalar(select(DemandModel.id).filter_by(**key)) is not None
 
 
-def report_quarantine(s: Session, gpu_name: str, kernel: str, shape: Shape, config: LaunchConfig, reason: str) -> bool:
+def report_quarantine(
+    s: Session,
+    gpu_name: str,
+    kernel: str,
+    shape: Shape | OtherShape,
+    config: LaunchConfig | OtherConfig,
+    reason: str,
+) -> bool:
     """Keep that a launcher could not use a served config; False when the table is full and the config new.
 
     Raises:
         StoreError: an unknown kernel, or a name that no database can hold.
     """
-    check_kernel(kernel)
+    check_shape(kernel, shape)
     check_texts("quarantine", {"gpu_name": gpu_name})
     key = {"gpu_name": gpu_name, "kernel": kernel, "shape_key": shape.key(), "config_hash": digest(config)}
     now = utc_now()
@@ -93,7 +102,7 @@ def page_quarantined(
     *,
     gpu_name: str | None = None,
     kernel: str | None = None,
-    shape: Shape | None = None,
+    shape: Shape | OtherShape | None = None,
     after_id: int | None = None,
     limit: int = 100,
     newest_first: bool = False,
@@ -119,7 +128,7 @@ def page_quarantined(
 def _rows(rows: Iterable[QuarantineModel]) -> Iterable[QuarantineRow]:
     for row in rows:
         try:
-            shape = parse_shape(row.shape_key)
+            shape = read_shape_key(row.kernel, row.shape_key)
         except KdatuneError as error:
             raise StoreError(f"quarantine {row.id} has a shape key that cannot be read: {error}") from error
         own = {name: getattr(row, name) for name in QuarantineRow.__dataclass_fields__ if name != "shape"}

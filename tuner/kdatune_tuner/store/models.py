@@ -114,30 +114,46 @@ class BuildModel(Base):
 
 
 class ProblemModel(Base):
-    """A kernel and a problem shape, exact; the bucket_ columns are what the shape is rounded up to."""
+    """A kernel and a problem shape, exact; the bucket_ columns are what the shape is rounded up to.
+
+    The shape of a kernel other than k1, k2 and kda is shape_json, canonical; then the columns of KDA's shapes are empty.
+    """
 
     __tablename__ = "problem"
-    __table_args__ = (UniqueConstraint("kernel", "shape_hash"), Index("ix_problem_shape_hash", "shape_hash"))
+    __table_args__ = (
+        UniqueConstraint("kernel", "shape_hash"),
+        Index("ix_problem_shape_hash", "shape_hash"),
+        CheckConstraint("(kernel IN ('k1', 'k2', 'kda')) = (shape_json IS NULL)", name="shape_json"),
+        CheckConstraint(
+            "shape_json IS NOT NULL OR (n_sequences IS NOT NULL AND n_heads IS NOT NULL AND n_value_heads IS NOT NULL"
+            " AND n_tokens IS NOT NULL AND key_dim IS NOT NULL AND value_dim IS NOT NULL AND dtype IS NOT NULL"
+            " AND varlen IS NOT NULL AND initial_state IS NOT NULL AND final_state IS NOT NULL"
+            " AND state_v_first IS NOT NULL AND state_dtype IS NOT NULL AND bucket_n_sequences IS NOT NULL"
+            " AND bucket_n_tokens IS NOT NULL)",
+            name="shape_columns",
+        ),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     kernel: Mapped[str]
     shape_hash: Mapped[str]
     shape_key: Mapped[str]
-    n_sequences: Mapped[int] = mapped_column(BigInteger)
-    n_heads: Mapped[int] = mapped_column(BigInteger)
-    n_value_heads: Mapped[int] = mapped_column(BigInteger)
-    n_tokens: Mapped[int] = mapped_column(BigInteger)
-    key_dim: Mapped[int] = mapped_column(BigInteger)
-    value_dim: Mapped[int] = mapped_column(BigInteger)
-    dtype: Mapped[str]
-    varlen: Mapped[bool]
+    n_sequences: Mapped[int | None] = mapped_column(BigInteger)
+    n_heads: Mapped[int | None] = mapped_column(BigInteger)
+    n_value_heads: Mapped[int | None] = mapped_column(BigInteger)
+    n_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    key_dim: Mapped[int | None] = mapped_column(BigInteger)
+    value_dim: Mapped[int | None] = mapped_column(BigInteger)
+    dtype: Mapped[str | None]
+    varlen: Mapped[bool | None]
     longest_tokens: Mapped[int | None] = mapped_column(BigInteger)
-    initial_state: Mapped[bool]
-    final_state: Mapped[bool]
-    state_v_first: Mapped[bool]
-    state_dtype: Mapped[str]
-    bucket_n_sequences: Mapped[int] = mapped_column(BigInteger)
-    bucket_n_tokens: Mapped[int] = mapped_column(BigInteger)
+    initial_state: Mapped[bool | None]
+    final_state: Mapped[bool | None]
+    state_v_first: Mapped[bool | None]
+    state_dtype: Mapped[str | None]
+    bucket_n_sequences: Mapped[int | None] = mapped_column(BigInteger)
+    bucket_n_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    shape_json: Mapped[str | None]
 
 
 class RunModel(Base):

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.convert import MAX_ID
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
@@ -48,7 +49,7 @@ def page_measurements(
     *,
     gpu_name: str | None = None,
     kernel: str | None = None,
-    shape: Shape | None = None,
+    shape: Shape | OtherShape | None = None,
     outcome: str | None = None,
     run_id: int | None = None,
     after_id: int | None = None,
@@ -72,7 +73,7 @@ def page_promotions(
     *,
     gpu_name: str | None = None,
     kernel: str | None = None,
-    shape: Shape | None = None,
+    shape: Shape | OtherShape | None = None,
     decision: str | None = None,
     after_id: int | None = None,
     limit: int = 100,
@@ -94,7 +95,7 @@ def page_runs(
     *,
     gpu_name: str | None = None,
     kernel: str | None = None,
-    shape: Shape | None = None,
+    shape: Shape | OtherShape | None = None,
     state: str | None = None,
     after_id: int | None = None,
     limit: int = 100,
@@ -115,7 +116,7 @@ def page_profiles(
     *,
     gpu_name: str | None = None,
     kernel: str | None = None,
-    shape: Shape | None = None,
+    shape: Shape | OtherShape | None = None,
     stage: str | None = None,
     measurement_id: int | None = None,
     after_id: int | None = None,
@@ -142,7 +143,9 @@ def page_gpus(
     return [gpu_row(row[0]) for row in rows]
 
 
-def _filters(gpu_name: str | None, kernel_column: Column, kernel: str | None, shape: Shape | None) -> dict[Column, Any]:
+def _filters(
+    gpu_name: str | None, kernel_column: Column, kernel: str | None, shape: Shape | OtherShape | None
+) -> dict[Column, Any]:
     return {
         GpuModel.name: gpu_name,
         kernel_column: kernel,

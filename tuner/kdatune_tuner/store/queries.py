@@ -22,12 +22,12 @@ from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import from_json
-from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.store.convert import build_of_row
 from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
-from kdatune_tuner.store.convert import shape_of_row
+from kdatune_tuner.store.convert import kda_shape_of_row
+from kdatune_tuner.store.convert import read_shape_key
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
@@ -221,7 +221,7 @@ def demand(s: Session, gpu_name: str | None = None, limit: int = 100) -> list[De
 def _demand_rows(rows: Iterable[DemandModel]) -> Iterable[DemandRow]:
     for row in rows:
         try:
-            shape = parse_shape(row.shape_key)
+            shape = read_shape_key(row.kernel, row.shape_key)
         except KdatuneError as error:
             logger.warning("demand %d has a shape key that cannot be read (%s); passed over", row.id, error)
             continue
@@ -273,7 +273,7 @@ def _champion(
     promotion, gpu, problem, measurement, build = row
     try:
         config = _launch_config(promotion.config_json or "")
-        card, shape = gpu_of_row(gpu), shape_of_row(problem)
+        card, shape = gpu_of_row(gpu), kda_shape_of_row(problem)
     except (KdatuneError, json.JSONDecodeError) as error:
         logger.warning("promotion %d cannot be served (%s); passed over", promotion.id, error)
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.outcome import Outcome
 
 
@@ -86,7 +87,7 @@ class MeasurementRow(NewMeasurement):
 
     id: int
     gpu_name: str
-    shape: Shape
+    shape: Shape | OtherShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class RunRow:
     gpu_id: int
     gpu_name: str
     problem_id: int
-    shape: Shape
+    shape: Shape | OtherShape
     backend: str
     sampler: str
     budget_trials: int | None
@@ -125,7 +126,7 @@ class PromotionRow:
     gpu_id: int
     gpu_name: str
     problem_id: int
-    shape: Shape
+    shape: Shape | OtherShape
     measurement_id: int | None
     baseline_measurement_id: int | None
     config_json: str | None
@@ -177,7 +178,7 @@ class ProfileRow(NewProfile):
     id: int
     kernel: str
     gpu_name: str
-    shape: Shape
+    shape: Shape | OtherShape
     config_json: str
 
 
@@ -188,7 +189,7 @@ class DemandRow:
     id: int
     gpu_name: str
     kernel: str
-    shape: Shape
+    shape: Shape | OtherShape
     count: int
     first_seen_at: datetime
     last_seen_at: datetime
@@ -201,7 +202,7 @@ class QuarantineRow:
     id: int
     gpu_name: str
     kernel: str
-    shape: Shape
+    shape: Shape | OtherShape
     config_hash: str
     config_json: str
     reason: str

@@ -18,11 +18,13 @@ from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.checks import KERNELS
 from kdatune_tuner.store.checks import check_kernel
 from kdatune_tuner.store.checks import check_measurement
 from kdatune_tuner.store.checks import check_profile
+from kdatune_tuner.store.checks import check_shape
 from kdatune_tuner.store.checks import check_texts
 from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import gpu_columns
@@ -88,9 +90,9 @@ def put_build(s: Session, build: Build) -> int:
     return _put(s, BuildModel, {"digest": digest(build)}, columns | {"first_seen_at": utc_now()})
 
 
-def put_problem(s: Session, kernel: str, shape: Shape) -> int:
-    """The id of (kernel, shape), added when it is new. Raises StoreError for an unknown kernel."""
-    check_kernel(kernel)
+def put_problem(s: Session, kernel: str, shape: Shape | OtherShape) -> int:
+    """The id of (kernel, shape), added when it is new. Raises StoreError for an unknown kernel or a shape of another."""
+    check_shape(kernel, shape)
     return _put(s, ProblemModel, {"kernel": kernel, "shape_hash": digest(shape)}, shape_columns(shape))
 
 
@@ -283,13 +285,13 @@ def add_profile(s: Session, new: NewProfile) -> int:
     return row.id
 
 
-def report_demand(s: Session, gpu_name: str, kernel: str, shape: Shape, count: int) -> None:
+def report_demand(s: Session, gpu_name: str, kernel: str, shape: Shape | OtherShape, count: int) -> None:
     """Add misses that launchers counted for a key.
 
     Raises:
         StoreError: an unknown kernel, a name that no database can hold, or a count outside 1..1,000,000.
     """
-    check_kernel(kernel)
+    check_shape(kernel, shape)
     check_texts("demand", {"gpu_name": gpu_name})
     if not 1 <= count <= MAX_DEMAND_COUNT:
         raise StoreError(f"demand count {count} is outside 1..{MAX_DEMAND_COUNT}")
