@@ -66,6 +66,31 @@ class Settings(BaseSettings):
         default=30.0, gt=0, description="a champion measured longer ago than this is looked at again"
     )
 
+    # Regressions
+    regression_min_pct: float = Field(
+        default=3.0, gt=0, description="a config that became slower by less is no regression, however sure it is"
+    )
+    regression_confidence_pct: float = Field(
+        default=99.5, gt=0, lt=100, description="how sure it must be that a step is not noise"
+    )
+    regression_min_nights: int = Field(
+        default=6, ge=6, description="nights that a config must have been measured on before anything is said of it"
+    )
+    regression_days: float = Field(
+        default=60.0, gt=0, description="days of history that are looked at; older nights say nothing of today"
+    )
+
+    # Retention
+    keep_days: float = Field(
+        default=90.0, ge=0, description="measurements younger than this are all kept by `kdatune db vacuum`"
+    )
+    keep_per_week: int = Field(
+        default=20,
+        ge=0,
+        description="older measurements that are kept of each kernel, card, shape and week, beside the best, the worst and "
+        "all that something refers to",
+    )
+
     # Service
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body that is read")
     snapshot_max_age_s: int = Field(default=30, ge=0, description="Cache-Control max-age of a snapshot")
