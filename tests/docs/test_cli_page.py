@@ -40,10 +40,11 @@ def commands(group: Any = None, path: tuple[str, ...] = ("kdatune",)) -> Iterato
     for name, command in group.commands.items():
         if command.hidden:
             continue
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
+        subcommands = hasattr(command, "commands")
+        if not subcommands or command.invoke_without_command:
             yield (*path, name), command
+        if subcommands:
+            yield from commands(command, (*path, name))
 
 
 def page() -> str:

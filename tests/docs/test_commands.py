@@ -123,17 +123,17 @@ def check(written):
     assert set(names) <= options, f"{written.where}: {said}: no option {sorted(set(names) - options)}"
     if not written.whole or "--version" in rest or "--help" in rest:
         return
-    assert not hasattr(command, "commands"), f"{written.where}: {said} is not complete"
+    runs = not hasattr(command, "commands") or command.invoke_without_command
+    assert runs, f"{written.where}: {said} is not complete"
     try:
-        context = command.make_context(" ".join(written.arguments), list(rest))
-    except Exception as error:
+        given = command.make_context(" ".join(written.arguments), list(rest)).params
+        shapes = given.get("shape") or []
+        for text in [shapes] if isinstance(shapes, str) else shapes:
+            parse_shape(text)
+        if given.get("budget"):
+            parse_seconds(given["budget"], "--budget")
+    except Exception as error:  # typer does not hand out the classes of its parser's errors
         raise AssertionError(f"{written.where}: kdatune {said}: {error}") from error
-    for name, value in context.params.items():
-        if name == "shape" and value:
-            for text in [value] if isinstance(value, str) else value:
-                parse_shape(text)
-        if name == "budget" and value:
-            parse_seconds(value, "--budget")
 
 
 def test_every_command_line_that_is_written_down_can_be_typed():
@@ -166,7 +166,7 @@ def test_every_command_line_that_is_written_down_can_be_typed():
     ],
 )
 def test_a_line_that_cannot_be_typed_is_seen(arguments):
-    with pytest.raises((AssertionError, Exception)):
+    with pytest.raises(AssertionError):
         check(Written("here", tuple(arguments.split())))
 
 
