@@ -91,10 +91,11 @@ class Server:
 
     def __init__(self, app: str, log: Path, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "uvicorn", app, "--factory", "--port", "0", "--no-access-log"]
+        python_path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=os.environ | environment | {"PYTHONPATH": str(HERE)}
+                command, stdout=out, stderr=out, env=os.environ | environment | {"PYTHONPATH": python_path}
             )
         self.port = self._port()
 

@@ -37,7 +37,7 @@ FOLDER = Path(os.environ["KDATUNE_FAKE"])
 
 
 def current():
-    return gpu_of("Fake A100", "8.0", 108, 40 << 30)
+    return gpu_of(os.environ.get("KDATUNE_FAKE_NAME", "Fake A100"), "8.0", 108, 40 << 30)
 
 
 def current_build():
@@ -70,7 +70,7 @@ def fate(config):
 
 def note(what, config):
     with (FOLDER / "calls.txt").open("a") as calls:
-        calls.write(f"{what} {digest(config)}\n")
+        calls.write(f"{what} {digest(config)} {os.environ.get('CUDA_VISIBLE_DEVICES', '-')}\n")
 
 
 def check(problem, kernel, config):

@@ -16,7 +16,6 @@ from rich.progress import TimeElapsedColumn
 
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
-from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.backend_replay import ReplayBackend
 from kdatune_tuner.cards import Card
 from kdatune_tuner.cards import choose_cards
@@ -143,14 +142,9 @@ class FleetWatch:
             case "crash":
                 self._bar.update(self._tasks[number], description=f"worker {number}: ended", note="")
                 self._say(number, event["detail"])
-            case "standing":
+            case "nothing left":
                 self._bar.update(self._tasks[number], description=f"worker {number}: nothing left", note="")
 
     def _say(self, number: int, text: str) -> None:
         line = f"kdatune: worker {number} ({self._cards[number]}): {text}"
         (self._bar.console if self._live else err()).print(line, markup=False, highlight=False)
-
-
-def rows_of(report: Report) -> list[tuple[Shape, Json]]:
-    """The shapes that were tuned here, with their documents."""
-    return [(parse_shape(shape), document) for shape, document in report.results.items()]

@@ -19,7 +19,6 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.backend_gpu import GpuBackend
 from kdatune_tuner.backend_replay import ReplayBackend
-from kdatune_tuner.cli_fleet import rows_of
 from kdatune_tuner.cli_fleet import tune_with_workers
 from kdatune_tuner.cli_support import JsonOption
 from kdatune_tuner.cli_support import ShapeOption
@@ -209,18 +208,15 @@ def _show_report(report: Report, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json())
     else:
-        print_table([row_of_document(shape, document) for shape, document in rows_of(report)])
+        print_table([row_of_document(document) for document in report.results])
     console = err()
-    for shape, owner in report.elsewhere.items():
-        console.print(f"kdatune: {shape}: tuned by {owner}")
-    for shape, reason in report.failed.items():
-        console.print(f"kdatune: {shape}: {reason}")
+    for left in (*report.elsewhere, *report.failed, *report.unfinished):
+        on = "" if left.gpu is None else f" on {left.gpu}"
+        console.print(f"kdatune: {left.shape}{on}: {left.reason}")
     if report.interrupted:
-        stored = sum(document["measured"] for document in report.results.values())
+        stored = sum(document["measured"] for document in report.results)
         console.print(f"kdatune: interrupted; {stored} finished trials are stored, the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
-    if report.unfinished:
-        console.print(f"kdatune: no worker is left; not tuned: {'; '.join(report.unfinished)}")
     if not report.complete:
         raise typer.Exit(1)
 
@@ -247,11 +243,13 @@ def row_of(tuned: Tuned) -> Row:
     return Row(tuned.shape, tuned.trials, tuned.default_us, tuned.best_us, decision)
 
 
-def row_of_document(shape: Shape, document: Json) -> Row:
+def row_of_document(document: Json) -> Row:
     """The summary line of a tuned shape's document."""
     said = document["promotion"]
     decision = document["state"] if said is None else f"{said['decision']}: {said['reason']}"
-    return Row(shape, document["trials"], document["default_us"], document["best_us"], decision)
+    return Row(
+        parse_shape(document["shape"]), document["trials"], document["default_us"], document["best_us"], decision
+    )
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -11,19 +11,15 @@ Items are taken in the order given, each by one worker at a time: its key (GPU m
 database (store/claims.py), so commands on other hosts that are given the same items and options share them. A worker that
 dies gives its key to the others. `run_fleet` returns when every item is done or failed, when no worker is left, or after
 Ctrl-C; it does not raise for what befalls a worker: report.interrupted, report.crashes and report.unfinished say it, and
-report.results holds what each item came to (the document of Tuned.to_json()).
+report.results what each item came to (documents of Tuned.to_json()).
 """
 
 import dataclasses
-import json
 import os
 import secrets
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -31,9 +27,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
+from datetime import datetime
 from pathlib import Path
-from typing import IO
-from typing import Any
 
 from sqlalchemy import Engine
 
@@ -42,14 +37,17 @@ from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_tuner.cards import Card
+from kdatune_tuner.fleet_member import PATIENCE_S
+from kdatune_tuner.fleet_member import Member
 from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import claims
+from kdatune_tuner.store.claims import ClaimState
+from kdatune_tuner.store.claims import Keys
+from kdatune_tuner.store.claims import Standing
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.tune import Options
 
-WORKER_COMMAND = [sys.executable, "-m", "kdatune_tuner.fleet_worker"]
-_PATIENCE_S = 30.0  # for a worker that was told to end: a trial on the card may have to be killed first
 _MATE_NAME_CHARS = 60
 
 
@@ -76,21 +74,32 @@ class Work:
         return canonical({name: value for name, value in facts.items() if name not in ("trigger", "optuna_storage")})
 
 
+@dataclass(frozen=True)
+class Left:
+    """An item that this command did not tune: its shape key, for which GPU model (None: no worker got so far), and why."""
+
+    shape: str
+    gpu: str | None
+    reason: str
+
+    def to_json(self) -> Json:
+        return {"shape": self.shape, "gpu": self.gpu, "reason": self.reason}
+
+
 @dataclass
 class Report:
-    """What came of the items, by their shape keys.
+    """What came of the items.
 
-    results: the documents of those that were tuned here, also of those an interrupt cut short, with the worker's number.
-    elsewhere: those that workers of other commands tuned, and who.
-    failed: those that no worker can tune, and why.
-    unfinished: those that are left.
-    crashes: workers that could not go on, and how they ended.
+    results: the documents (Tuned.to_json()) of what was tuned here, also of what an interrupt cut short, with the worker's
+        number; in the order of the items. Cards of several models give a document each.
+    elsewhere: tuned by workers of other commands. failed: no worker can tune it. unfinished: left.
+    crashes: workers that could not go on, by number, and how they ended.
     """
 
-    results: dict[str, Json] = field(default_factory=dict)
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    unfinished: list[str] = field(default_factory=list)
+    results: list[Json] = field(default_factory=list)
+    elsewhere: list[Left] = field(default_factory=list)
+    failed: list[Left] = field(default_factory=list)
+    unfinished: list[Left] = field(default_factory=list)
     crashes: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
@@ -102,10 +111,10 @@ class Report:
 
     def to_json(self) -> Json:
         return {
-            "results": list(self.results.values()),
-            "elsewhere": [{"shape": shape, "owner": owner} for shape, owner in self.elsewhere.items()],
-            "failed": [{"shape": shape, "reason": reason} for shape, reason in self.failed.items()],
-            "unfinished": self.unfinished,
+            "results": self.results,
+            "elsewhere": [item.to_json() for item in self.elsewhere],
+            "failed": [item.to_json() for item in self.failed],
+            "unfinished": [item.to_json() for item in self.unfinished],
             "crashes": [{"worker": number, "reason": reason} for number, reason in self.crashes.items()],
             "interrupted": self.interrupted,
             "seconds": round(self.seconds, 3),
@@ -136,6 +145,7 @@ def run_fleet(
     """
     started = time.monotonic()
     report = Report()
+    items = list({item.shape: item for item in items}.values())
     with reading(engine) as s:
         since = claims.database_now(s)
     order = {
@@ -175,62 +185,13 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Member:
-    """A worker process as its parent sees it."""
+@dataclass(frozen=True)
+class _Kind:
+    """A GPU model with its build, as a worker that has such a card reports it."""
 
-    def __init__(self, number: int, order: Json, environment: dict[str, str]) -> None:
-        self.number = number
-        self.owner = order["owner"]
-        self.shape: str | None = None
-        self.refused: str | None = None
-        self.ended = False
-        self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        # a group of its own: Ctrl-C in the terminal reaches the parent, which tells each worker once
-        self.process = subprocess.Popen(
-            [*WORKER_COMMAND, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            env=environment,
-            process_group=0,
-        )
-        assert self.process.stdin is not None  # noqa: S101 - for the type checker
-        assert self.process.stdout is not None  # noqa: S101
-        self.lines = self.process.stdout
-        self._pending = b""
-        try:
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once: its exit tells
-
-    def read(self) -> list[Json]:
-        """The events that are there; sets `ended` where the pipe is closed."""
-        chunk = os.read(self.lines.fileno(), 1 << 16)
-        self.ended = not chunk
-        *whole, self._pending = (self._pending + chunk).split(b"\n")
-        return [json.loads(line) for line in whole]
-
-    def end_of_life(self) -> str | None:
-        """How it ended, where that was not in order. It is waited for, and killed when it does not end."""
-        try:
-            code = self.process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        if code in (0, 130) or self.refused is not None:
-            return self.refused
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self.stderr.seek(0)
-        said = self.stderr.read().decode(errors="replace").strip().splitlines()
-        return f"ended with {how}" + (f": {said[-1][:300]}" if said else "")
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self.lines.close()
-        self.stderr.close()
+    gpu: str
+    keys: Keys
+    since: datetime
 
 
 class _Fleet:
@@ -240,9 +201,10 @@ class _Fleet:
         self._engine = engine
         self._report = report
         self._listen = listen
-        self._shapes = shapes
-        self._members: list[_Member] = []
+        self._shapes = list(dict.fromkeys(shapes))
+        self._members: list[Member] = []
         self._ready = selectors.DefaultSelector()
+        self._kinds: dict[Keys, _Kind] = {}
 
     def start(self, number: int, card: Card, order: Json, settings: Settings) -> None:
         """Start a worker on a card."""
@@ -250,7 +212,7 @@ class _Fleet:
         environment = os.environ | {"KDATUNE_DATABASE_URL": settings.database_url}
         if card.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = card.device
-        member = _Member(number, order | {"owner": owner}, environment)
+        member = Member(number, order | {"owner": owner}, environment)
         self._members.append(member)
         self._ready.register(member.lines, selectors.EVENT_READ, member)
 
@@ -266,7 +228,7 @@ class _Fleet:
             for member in self._members:
                 if member.process.poll() is None:
                     member.process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + _PATIENCE_S
+            deadline = time.monotonic() + PATIENCE_S
             while self._ready.get_map() and time.monotonic() < deadline:
                 for key, _ in self._ready.select(1.0):
                     self._take(key.data)
@@ -274,20 +236,25 @@ class _Fleet:
             pass
 
     def close(self) -> None:
-        """End what still runs, free what it held, and count what is left."""
+        """End what still runs, free what it held, and say what became of every item."""
         for member in self._members:
             member.close()
         self._ready.close()
         for member in self._members:
             if not member.ended:
                 self._free(member, None)
-        order = {shape: place for place, shape in enumerate(self._shapes)}
-        self._report.results = dict(sorted(self._report.results.items(), key=lambda kept: order[kept[0]]))
-        accounted = {*self._report.results, *self._report.elsewhere, *self._report.failed}
-        cut_short = [shape for shape, document in self._report.results.items() if document["state"] != "done"]
-        self._report.unfinished = [s for s in dict.fromkeys(self._shapes) if s not in accounted or s in cut_short]
+        place = {shape: number for number, shape in enumerate(self._shapes)}
+        self._report.results.sort(key=lambda document: (place[document["shape"]], document["gpu"]))
+        if not self._kinds:
+            self._report.unfinished = [Left(shape, None, "no worker has started on it") for shape in self._shapes]
+        try:
+            with reading(self._engine) as s:
+                for kind in self._kinds.values():
+                    self._settle(kind, claims.standing(s, kind.keys, kind.since))
+        except StoreError as error:
+            self._report.unfinished = [Left(shape, None, str(error)) for shape in self._shapes]
 
-    def _take(self, member: _Member) -> None:
+    def _take(self, member: Member) -> None:
         for event in member.read():
             self._note(member, event)
             self._listen(member.number, event)
@@ -295,44 +262,45 @@ class _Fleet:
             self._ready.unregister(member.lines)
             how = member.end_of_life()
             if how is not None:
-                at = "" if member.shape is None else f" while it tuned {member.shape}"
-                self._report.crashes[member.number] = how + at
-                self._listen(member.number, {"event": "crash", "detail": how + at})
+                told = how if member.shape is None else f"{how}; it was tuning {member.shape}"
+                self._report.crashes[member.number] = told
+                self._listen(member.number, {"event": "crash", "detail": told})
             self._free(member, how)
 
-    def _note(self, member: _Member, event: Json) -> None:
-        report = self._report
+    def _note(self, member: Member, event: Json) -> None:
         match event["event"]:
+            case "hello":
+                keys = Keys(event["gpu_id"], event["build_id"], tuple(event["problem_ids"]), event["plan"])
+                since = datetime.fromisoformat(event["since"])
+                before = self._kinds.get(keys)
+                self._kinds[keys] = _Kind(event["gpu"], keys, min(since, before.since) if before else since)
             case "start":
                 member.shape = event["shape"]
-            case "done":
-                report.results[event["shape"]] = event["document"] | {"worker": member.number}
+            case "done" | "interrupted":
                 member.shape = None
-            case "interrupted":
                 if event["document"] is not None:
-                    report.results[event["shape"]] = event["document"] | {"worker": member.number}
-                member.shape = None
+                    self._report.results.append(event["document"] | {"worker": member.number})
             case "lost" | "failed":
                 member.shape = None
             case "refused":
                 member.refused = event["detail"]
-            case "standing":
-                self._settle(event["keys"])
 
-    def _settle(self, keys: dict[str, Any]) -> None:
-        """What a worker found when no key was left."""
-        for shape, key in keys.items():
-            if key["state"] == "failed":
-                self._report.failed[shape] = key["detail"]
-            elif key["state"] == "done" and shape not in self._report.results:
-                mine = next((m for m in self._members if m.owner == key["owner"]), None)
-                if mine is None:
-                    self._report.elsewhere[shape] = key["owner"]
+    def _settle(self, kind: _Kind, standing: Sequence[Standing]) -> None:
+        """Where the keys of a GPU model stand at the end."""
+        done = {d["shape"] for d in self._report.results if d["gpu"] == kind.gpu and d["state"] == "done"}
+        for shape, key in zip(self._shapes, standing, strict=True):
+            if key.state is ClaimState.DONE and shape not in done:
+                self._report.elsewhere.append(Left(shape, kind.gpu, f"tuned by {key.owner}"))
+            elif key.state is ClaimState.FAILED:
+                self._report.failed.append(Left(shape, kind.gpu, str(key.detail)))
+            elif key.state is not ClaimState.DONE and shape not in done:
+                held = f"{key.owner} holds it" if key.state is ClaimState.HELD and not key.free else None
+                self._report.unfinished.append(Left(shape, kind.gpu, held or key.detail or "no worker is left"))
 
-    def _free(self, member: _Member, how: str | None) -> None:
+    def _free(self, member: Member, how: str | None) -> None:
         """What a dead worker held goes to the others at once; were this host to die, its lease would end."""
         try:
             with writing(self._engine) as s:
                 claims.release(s, member.owner, detail=how)
         except StoreError as error:
-            self._listen(member.number, {"event": "crash", "detail": f"its key stays held for its lease: {error}"})
+            self._listen(member.number, {"event": "crash", "detail": f"what it held stays so for its lease: {error}"})

@@ -153,6 +153,8 @@ class FleetWorker:
             self._since = claims.round_of(s, self._keys, work.since)
         self._shapes = dict(zip(ids, work.shapes, strict=True))
         self._seconds = dict(zip(ids, work.seconds, strict=True))
+        facts = {"gpu_id": self._keys.gpu_id, "build_id": self._keys.build_id, "problem_ids": ids, "plan": work.plan}
+        emit("hello", gpu=backend.gpu.name, since=self._since.isoformat(), **facts)
 
     def run(self) -> None:
         """Tune until no key is left; while others hold the last ones, wait: they may die.
@@ -173,11 +175,7 @@ class FleetWorker:
                 break
             self._backend.close()  # others work: the card is not kept from anybody
             time.sleep(pause_s)
-        ours = {self._shapes[key.problem_id].key(): key for key in standing}
-        self._emit(
-            "standing",
-            keys={name: {"state": str(k.state), "owner": k.owner, "detail": k.detail} for name, k in ours.items()},
-        )
+        self._emit("nothing left")
 
     def _take(self) -> Claim | None:
         with reading(self._engine) as s:
@@ -231,6 +229,7 @@ class FleetWorker:
 
 def main() -> None:
     """Exit codes: 0 no key is left, 1 this worker cannot go on, 130 interrupted."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     parent = int(sys.argv[1])
     _end_with_parent(parent)
@@ -249,7 +248,6 @@ def main() -> None:
         engine = open_engine(settings.database_url)
         try:
             with contextlib.closing(open_backend(BackendName(work.backend), work.recording, settings)) as backend:
-                emit("hello", gpu=backend.gpu.name)
                 FleetWorker(engine, backend, work, emit).run()
         finally:
             engine.dispose()

@@ -38,6 +38,7 @@ from kdatune_tuner.store.address import shown
 from kdatune_tuner.store.address import sqlite_path
 from kdatune_tuner.store.lock import WAIT_S
 from kdatune_tuner.store.lock import file_lock
+from kdatune_tuner.store.turn import begin_immediate
 
 _MODE = "kdatune_mode"  # execution option: "read" or "write"; none is a plain transaction
 _WRITER_LOCK, _MIGRATION_LOCK = 0x6B646101, 0x6B646102  # first key of the advisory locks; the second is the schema
@@ -168,7 +169,14 @@ def _sqlite_connect(dbapi_connection: Any, _record: Any) -> None:
 def _sqlite_begin(connection: Connection) -> None:
     mode = connection.get_execution_options().get(_MODE)
     connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if mode == 'read' else 'OFF'}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if mode == "write" else "BEGIN")
+    if mode == "write":
+        begin_immediate(_driver(connection), BUSY_TIMEOUT_S)
+    else:
+        connection.exec_driver_sql("BEGIN")
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.dbapi_connection
 
 
 def _bound(engine: Engine, mode: str) -> Engine:
@@ -220,6 +228,6 @@ def _migrate(url: str, run: Callable[[Config], None]) -> None:
 
 def _prepare_sqlite(connection: Connection) -> None:
     """What cannot be done inside a transaction: WAL, once and for all, and no cascades while tables are rebuilt."""
-    driver: Any = connection.connection.dbapi_connection
+    driver = _driver(connection)
     driver.execute("PRAGMA foreign_keys = OFF")
     driver.execute("PRAGMA journal_mode = WAL")
