@@ -73,5 +73,11 @@ def test_every_command_and_option_is_on_the_page_with_its_meaning() -> None:
             assert getattr(parameter, "help", None), f"{' '.join(words)} {name} has no help"
 
 
+def test_every_command_is_in_the_readme() -> None:
+    table = (PAGE.parents[1] / "README.md").read_text().split("## Commands")[1].split("\n## ")[0]
+    verbs = {words[1] for words, _ in commands()}
+    assert {verb for verb in verbs if f"`kdatune {verb}" not in table} == set()
+
+
 if __name__ == "__main__":
     sys.stdout.write(page())
