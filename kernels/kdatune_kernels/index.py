@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from kdatune_kernels.match import NEAREST_BOUND
+from kdatune_kernels.match import TOKEN_WEIGHT
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
 from kdatune_kernels.match import Ranked
@@ -122,7 +123,7 @@ def _tile(shape: Shape) -> tuple[object, ...]:
 
 
 def _place(shape: Shape) -> float:
-    """Tokens a chain and the longest chain as one number: half the difference of two is no more than their distance."""
+    """Tokens a chain and the longest chain as one number: TOKEN_WEIGHT of the difference is no more than the distance."""
     return _log2(shape.T / shape.N) + _log2(shape.longest)
 
 
@@ -157,7 +158,7 @@ def _within(groups: Groups, shape: Shape, reach: float) -> Iterator[int]:
     for other, places in groups.items():
         rest = reach - _apart(kind, other) + _SLACK
         if rest >= 0:
-            yield from _between(places, place - 2 * rest, place + 2 * rest)
+            yield from _between(places, place - rest / TOKEN_WEIGHT, place + rest / TOKEN_WEIGHT)
 
 
 def _between(places: Sequence[Place], low: float, high: float) -> Iterator[int]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kdatune_kernels import match
 from kdatune_kernels.match import NEAREST_BOUND
+from kdatune_kernels.match import NEAREST_REGRET
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import find
 from kdatune_kernels.space import config_ok
@@ -68,12 +69,12 @@ def test_bucket() -> None:
     found = find([champion(SHAPE, number=1)], shape_of(1, 96, 7000), H200)
     assert (found.match, found.config) == ("bucket", WS_CONFIGS[1])
     assert found.reason == "tuned for N=1,H=96,T=8192, the same bucket"
-    assert found.expected_regret is None
+    assert found.expected_regret == NEAREST_REGRET
 
 
 def test_nearest_says_how_far() -> None:
-    found = find([champion(shape_of(1, 64, 8192))], shape_of(1, 32, 8192), H200)
-    assert (found.match, found.reason) == ("nearest", "tuned for N=1,H=64,T=8192, 1.00 away")
+    found = find([champion(SHAPE)], shape_of(1, 192, 8192), H200)
+    assert (found.match, found.reason) == ("nearest", "tuned for N=1,H=96,T=8192, 1.00 away")
 
 
 def test_too_far_is_the_default() -> None:
@@ -87,7 +88,7 @@ def test_too_far_is_the_default() -> None:
 
 
 def test_the_nearer_of_two_wins_whatever_their_order() -> None:
-    near, far = champion(shape_of(1, 64, 8192), number=1), champion(shape_of(1, 32, 8192), number=2)
+    near, far = champion(shape_of(1, 96, 8192), number=1), champion(shape_of(1, 128, 8192), number=2)
     request = shape_of(1, 80, 8192)
     assert find([near, far], request, H200).config == find([far, near], request, H200).config == WS_CONFIGS[1]
 
@@ -168,7 +169,7 @@ def test_a_poisoned_champion_is_passed_over() -> None:
     alone = find([poisoned], SHAPE, small)
     assert (alone.match, alone.config) == ("default", default_config(SHAPE, small))
     assert alone.reason.startswith("no tuned shape is near enough; champion of N=1,H=96,T=8192 refused: k2 needs ")
-    neighbour = champion(shape_of(1, 64, 8192), number=1)
+    neighbour = champion(shape_of(1, 80, 8192), number=1)
     assert find([poisoned, neighbour], SHAPE, small).config == WS_CONFIGS[1]
 
 
@@ -222,17 +223,70 @@ def test_every_answer_is_legal_and_does_not_depend_on_the_order(
         assert found.match == "exact"
 
 
-def test_a_neighbour_that_kept_its_default_answers_with_the_default_of_the_request() -> None:
-    """Not with a copy of its own: the default for H 32 T 8192 has segments, the one for T 4096 has none or others."""
-    have, want = shape_of(1, 32, 8192), shape_of(1, 32, 4096)
-    default = default_config(have, H200)
-    assert default.k2.segments != default_config(want, H200).k2.segments
-    champion = Champion(H200, have, default, 1, 333.9, 333.9)
-    found = find([champion], want, H200)
-    assert (found.match, found.config, found.champion) == ("nearest", default_config(want, H200), champion)
-    assert "nothing beat the default there" in found.reason
-    assert find([champion], have, H200).config == default
-    tuned = dataclasses.replace(
-        champion, config=dataclasses.replace(default, k2=dataclasses.replace(default.k2, segments=2))
-    )
-    assert find([tuned], want, H200).config == tuned.config
+def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request() -> None:
+    """Not with a copy: the K1 default of T 8192 loads by TMA, that of T 1024 by cp.async."""
+    have, want = shape_of(1, 96, 8192), shape_of(1, 96, 4096)
+    there, here = default_config(have, H200), default_config(want, H200)
+    assert (there.k2, there.k1 == here.k1) == (here.k2, True)
+    tuned = dataclasses.replace(there, k2=dataclasses.replace(there.k2, stages_in=6))
+    found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
+    assert (found.match, found.config) == ("nearest", tuned)
+    want = shape_of(1, 96, 1024)
+    here = default_config(want, H200)
+    assert there.k1 != here.k1
+    found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
+    assert (found.match, found.config) == ("nearest", dataclasses.replace(tuned, k1=here.k1))
+    assert found.reason.endswith("; k1 by this shape's default")
+    found = find([Champion(H200, have, there, 1, 628.0, 628.0)], want, H200)
+    assert (found.match, found.config) == ("nearest", here)
+
+
+def test_a_k1_winner_does_not_answer_where_another_k1_is_the_default() -> None:
+    have, want = shape_of(1, 96, 8192), shape_of(1, 96, 1024)
+    there = default_config(have, H200)
+    tuned = dataclasses.replace(there, k1=dataclasses.replace(there.k1, swizzle_bytes=64))
+    assert find([Champion(H200, have, tuned, 1, 620.0, 628.0)], have, H200).config == tuned
+    assert find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200).config == default_config(want, H200)
+
+
+@pytest.mark.parametrize(
+    ("have", "want"),
+    [
+        (shape_of(1, 64, 8192), shape_of(1, 96, 8192)),  # one wave of 64 columns, and more than one
+        (shape_of(1, 8, 8192), shape_of(1, 16, 8192)),  # sixteen segments and eight
+        (shape_of(1, 66, 8192), shape_of(1, 67, 8192)),  # 132 CTAs and 134
+        (shape_of(7, 12, 8192), shape_of(5, 12, 8192)),  # of one bucket: 168 CTAs and 120
+    ],
+)
+def test_no_answer_comes_from_another_number_of_waves_or_segments(have: Shape, want: Shape) -> None:
+    assert match.distance(have, want) < NEAREST_BOUND
+    for a, b in ((have, want), (want, have)):
+        found = find([champion(a)], b, H200)
+        assert (found.match, found.config, found.expected_regret) == ("default", default_config(b, H200), None)
+        assert found.reason == (
+            f"no tuned shape is near enough; champion of {a.key()} refused: it runs in other waves or segments"
+        )
+
+
+def test_what_the_nearest_answer_cost_near_by_is_what_is_expected() -> None:
+    want = shape_of(1, 96, 4096)
+    assert find([champion(SHAPE)], want, H200).expected_regret == NEAREST_REGRET
+    assert find([champion(SHAPE, nearest_regret=1.02)], want, H200).expected_regret == 1.02
+    assert find([champion(SHAPE, nearest_regret=1.02)], SHAPE, H200).expected_regret == 1.0
+
+
+def test_where_the_nearest_answer_cost_more_than_the_default_the_default_answers() -> None:
+    want = shape_of(1, 96, 4096)
+    champions = [champion(SHAPE, nearest_regret=1.05)]  # there the default costs 620 / 600
+    found = find(champions, want, H200)
+    assert (found.match, found.config) == ("default", default_config(want, H200))
+    assert found.reason.endswith("refused: the nearest answer cost 1.050x there, the default 1.033x")
+    assert find(champions, SHAPE, H200).match == "exact"
+    # a next one may answer
+    further = champion(shape_of(1, 96, 1024), number=3, nearest_regret=1.01)
+    assert find([*champions, further], want, H200).champion is further
+    unknown = dataclasses.replace(champions[0], default_us=None)
+    assert find([unknown], want, H200).expected_regret == 1.05
+    found = find([dataclasses.replace(unknown, nearest_regret=1.06)], want, H200)
+    assert found.match == "default"
+    assert found.reason.endswith("refused: the nearest answer cost 1.060x there, at most 1.05x is allowed")

@@ -388,9 +388,10 @@ def test_a_pinned_generation_is_kept_to(service: Service, make_resolver: Resolve
 
 
 def test_explain_tells_what_every_layer_has(service: Service, make_resolver: ResolverMaker, tmp_path: Path) -> None:
+    near = shape_of(1, 80, 8192)
     bundle(tmp_path, document(1, {SHAPE: 1}))
-    keep(tmp_path, document(5, {OTHER: 2}))
-    service.documents[H200.name] = document(7, {OTHER: 3})
+    keep(tmp_path, document(5, {near: 2}))
+    service.documents[H200.name] = document(7, {near: 3})
     resolver = make_resolver(service.url)
     resolver.refresh(H200, timeout_seconds=20)
     told = resolver.explain(SHAPE, H200)
