@@ -119,7 +119,7 @@ def _open(shape: Shape, sample: samples.Sample, half: bool, copies: int | None =
     )  # fmt: skip
     each = sum(x.numel() * x.element_size() for x in (first.q, first.k, first.v, first.g)) * 5 // 4
     each += tables.chunks * first.heads * launch.WORKSPACE_BYTES_PER_TILE
-    count = _copies(device, each) if copies is None else copies
+    count = copies_for(device, each) if copies is None else copies
     problems = [first] + [
         replace(
             first, q=first.q.clone(), k=first.k.clone(), v=first.v.clone(), g=first.g.clone(), beta=first.beta.clone()
@@ -142,7 +142,7 @@ def _open(shape: Shape, sample: samples.Sample, half: bool, copies: int | None =
     return Problem(shape, sample, problems, spaces, outputs, half)
 
 
-def _copies(device: torch.device, each_bytes: int) -> int:
+def copies_for(device: torch.device, each_bytes: int) -> int:
     """Copies that together pass three times the L2, within 2 GiB and a quarter of the free memory; at least one."""
     if device.type != "cuda":
         return 1
@@ -203,7 +203,7 @@ def check(problem: Problem, kernel: str, config: Config) -> CheckResult:
     whole = _with(config)
     started = time.perf_counter()
     try:
-        with _quiet():
+        with quiet():
             want_o, want_ht = expected(problem)
             first = _poisoned_run(problem, whole, kernel)
             compile_s = time.perf_counter() - started
@@ -244,7 +244,7 @@ def _poisoned_run(problem: Problem, config: LaunchConfig, kernel: str) -> Any:
     ws, (o, ht) = problem.workspaces[0], problem.outputs[0]
     for buffer in (ws.KQ, ws.KG, ws.AI, ws.DEC, o, *(() if ht is None else (ht,))):
         buffer.fill_(float("nan"))
-    with _typed():
+    with typed():
         k1 = launch.run_k1(problem.copies[0], ws, config.k1)
         k2 = launch.run_k2(problem.copies[0], ws, o, ht, config.k2)
         _synchronize(problem.device)
@@ -257,14 +257,14 @@ def _synchronize(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The compiler prints what it dislikes about a config; the typed outcome says it already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
-def _typed() -> Iterator[None]:
+def typed() -> Iterator[None]:
     """Turn what the compiler, the driver or the card raises into a MeasurementError with its outcome."""
     try:
         yield
@@ -298,7 +298,7 @@ def time_interleaved_us(problem: Problem, configs: Sequence[Config], samples: in
     """Times of one launch in us, one list a config, paired by round: sample i of every config is of the same round."""
     runs = []
     for config in configs:
-        with _typed(), _quiet():
+        with typed(), quiet():
             runs.append(capture(functools.partial(bound_call, problem, config), len(problem.copies)))
     return interleave(runs, samples)
 

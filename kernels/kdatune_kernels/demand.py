@@ -13,6 +13,8 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
 from kdatune_kernels.transport import ServiceError
 from kdatune_kernels.transport import request
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
 
 MAX_PENDING = 4096
 BATCH_ITEMS = 100
@@ -24,7 +26,7 @@ MAX_COUNT = 1_000_000
 class Refusal:
     """A config that must not be launched (again), and why."""
 
-    config: LaunchConfig
+    config: LaunchConfig | OtherConfig
     reason: str
 
 
@@ -33,14 +35,15 @@ class Demand:
     """A key that has no champion of its own (count: its launches), or whose champion was refused."""
 
     gpu_name: str
-    shape: Shape
+    shape: Shape | OtherShape
     count: int
     refusal: Refusal | None = None
+    kernel: str = "kda"
 
     def item(self, *, plain: bool = False) -> Json:
         """As an item of POST /v1/demand. Plain leaves out what a service of today may not read."""
         count = min(self.count, MAX_COUNT)
-        item: Json = {"gpu": self.gpu_name, "kernel": "kda", "shape": to_json(self.shape), "count": count}
+        item: Json = {"gpu": self.gpu_name, "kernel": self.kernel, "shape": to_json(self.shape), "count": count}
         if self.refusal is not None and not plain:
             item["quarantined"] = {"config": to_json(self.refusal.config), "reason": self.refusal.reason}
         return item
@@ -56,7 +59,7 @@ class Outbox:
     def renew(self) -> None:
         """Start empty and unlocked: in a child process, since the parent reports its own."""
         self._lock = threading.Lock()
-        self._pending: dict[tuple[str, Shape, Refusal | None], Demand] = {}
+        self._pending: dict[tuple[str, str, Shape | OtherShape, Refusal | None], Demand] = {}
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -65,7 +68,7 @@ class Outbox:
         """Keep demand for the next `send`; equal keys are summed."""
         with self._lock:
             for demand in demands:
-                key = (demand.gpu_name, demand.shape, demand.refusal)
+                key = (demand.gpu_name, demand.kernel, demand.shape, demand.refusal)
                 if key in self._pending:
                     self._pending[key] = replace(demand, count=demand.count + self._pending[key].count)
                 elif len(self._pending) < MAX_PENDING:

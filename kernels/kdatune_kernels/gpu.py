@@ -6,14 +6,19 @@ import importlib.metadata
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.identity import PROTOCOL
 from kdatune_kernels.identity import kernel_hash
 from kdatune_kernels.space import space_hash
+from kdatune_kernels.spec import INTERPRETER
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import gpu_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "PROTOCOL",
@@ -22,6 +27,7 @@ __all__ = [
     "current_build",
     "driver_version",
     "kernel_hash",
+    "of",
     "of_device",
     "ptxas_version",
 ]
@@ -36,6 +42,11 @@ def of_device(index: int) -> Gpu:
     return gpu_of(
         p.name, f"{p.major}.{p.minor}", p.multi_processor_count, p.total_memory, getattr(p, "L2_cache_size", 0)
     )
+
+
+def of(device: "torch.device") -> Gpu:
+    """The GPU model of the tensors' device, for kernels of others; the CPU's is Triton's interpreter."""
+    return INTERPRETER if device.type == "cpu" else of_device(device.index or 0)
 
 
 def current() -> Gpu:

@@ -19,9 +19,10 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from kdatune_kernels.client import Client
 from kdatune_kernels.client import Feed
@@ -29,24 +30,28 @@ from kdatune_kernels.demand import Demand
 from kdatune_kernels.demand import Refusal
 from kdatune_kernels.environment import Settings
 from kdatune_kernels.environment import from_environment
+from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import SnapshotError
 from kdatune_kernels.index import MatchIndex
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
 from kdatune_kernels.match import find
+from kdatune_kernels.resolve_others import Layer
+from kdatune_kernels.resolve_others import OtherAnswer
+from kdatune_kernels.resolve_others import OtherAnswers
+from kdatune_kernels.resolve_others import default_answer
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import parse_snapshot
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Gpu
-from kdatune_kernels.spec import K1Config
-from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
 
 log = logging.getLogger("kdatune")
-
-Layer = Literal["service", "disk", "bundled", "default"]
 
 MAX_KEYS = 16384
 """Of serving with ragged lengths: every T is a key. 16,384 of them take about 8 MB."""
@@ -78,11 +83,14 @@ class LayerAnswer:
 class _Entry:
     """A resolved key and its launches."""
 
-    __slots__ = ("answer", "config", "count", "gpu", "reported", "shape")
+    __slots__ = ("answer", "config", "count", "gpu", "kernel", "reported", "shape")
 
-    def __init__(self, answer: Answer, shape: Shape, gpu: Gpu | None) -> None:
+    def __init__(
+        self, answer: Answer | OtherAnswer, shape: Shape | OtherShape, gpu: Gpu | None, kernel: str = "kda"
+    ) -> None:
         self.answer = answer
-        self.config = answer.config
+        self.config: Any = answer.config
+        self.kernel = kernel
         self.shape = shape
         self.gpu = gpu
         self.count = 0
@@ -105,9 +113,10 @@ class Resolver:
         self._bundled_error: str | None = None
         self._entries: dict[Hashable, _Entry] = {}
         self._past: Counter[str] = Counter()
-        self._quarantined: dict[tuple[K1Config, K2Config], str] = {}
+        self._quarantined: dict[Hashable, str] = {}
         self._refusals: list[Demand] = []
         self._indexed: dict[Gpu, tuple[list[Snapshot], MatchIndex]] = {}
+        self._others = OtherAnswers()
         self._lock = threading.Lock()
         _RESOLVERS.add(self)
 
@@ -117,7 +126,8 @@ class Resolver:
         if entry is None:
             return None
         entry.count += 1
-        return entry.config
+        config: LaunchConfig = entry.config
+        return config
 
     def resolve_slow(self, key: Hashable, shape: Shape, gpu: Gpu | None, *, capturing: bool = False) -> LaunchConfig:
         """Resolve a key that `lookup` does not know, and keep the answer. Never raises for lack of a service."""
@@ -128,7 +138,8 @@ class Resolver:
         entry.count += 1
         if len(self._entries) > MAX_KEYS and not capturing:
             self._forget(MAX_KEYS // 4)
-        return entry.config
+        config: LaunchConfig = entry.config
+        return config
 
     def resolve(self, shape: Shape, gpu: Gpu | None, *, capturing: bool = False) -> Answer:
         """The newest answer for a shape on a card (None: the interpreter), with its layer. Keeps nothing."""
@@ -170,6 +181,8 @@ class Resolver:
                     reason,
                 )
         for entry in list(self._entries.values()):
+            if not isinstance(entry.shape, Shape) or not isinstance(entry.answer, Answer):
+                continue  # of another kernel
             if entry.gpu is not None and (entry.config.k1, entry.config.k2) == pair:
                 entry.answer = self._default(
                     entry.shape, entry.gpu, entry.answer, f"its config is in quarantine: {reason}"
@@ -177,6 +190,69 @@ class Resolver:
                 entry.config = entry.answer.config
         instead = self._default(shape, gpu, None, reason).config
         return None if (instead.k1, instead.k2) in self._quarantined else instead
+
+    def resolve_kernel(
+        self, kernel: str, shape: Mapping[str, Any], gpu: Gpu, *, capturing: bool = False
+    ) -> OtherConfig:
+        """The config of another kernel (docs/kernels-of-others.md), frozen in this process like KDA's.
+
+        Args:
+            shape: the fields of the kernel's problem shape; those with a default may be left out.
+            gpu: the card of the tensors: `gpu.of(device)`.
+
+        Raises:
+            UsageError: no such kernel is installed. ShapeError: the shape lacks a field or has one of another kind.
+            ConfigError: nothing answers, and the kernel has no default that can be read.
+        """
+        key = (kernel, gpu.name, *shape.items())
+        try:
+            entry = self._entries.get(key)
+        except TypeError as error:
+            raise ShapeError(f"the shape of {kernel} holds a value that is no number, word or flag: {error}") from error
+        if entry is None:
+            wanted = registry().require(kernel).shape(shape)
+            answer = self.answer_kernel(kernel, wanted, gpu, capturing=capturing)
+            if capturing and self.client.feed(gpu.name) is None:
+                return answer.config
+            entry = self._entries.setdefault(key, _Entry(answer, wanted, gpu, kernel))
+            if len(self._entries) > MAX_KEYS and not capturing:
+                self._forget(MAX_KEYS // 4)
+        entry.count += 1
+        config: OtherConfig = entry.config
+        return config
+
+    def answer_kernel(self, kernel: str, shape: OtherShape, gpu: Gpu, *, capturing: bool = False) -> OtherAnswer:
+        """The newest answer for a shape of another kernel, with its layer. Keeps nothing. Raises as `resolve_kernel`."""
+        feed = self.client.feed(gpu.name) if capturing else self.client.watch(gpu)
+        return self._others.answer(kernel, shape, gpu, feed, self._quarantined)
+
+    def quarantine_kernel(
+        self, kernel: str, config: OtherConfig, shape: Mapping[str, Any], gpu: Gpu, reason: str
+    ) -> OtherConfig | None:
+        """Take a config of another kernel out of use, as `quarantine`; the default to launch instead, None without one."""
+        installed = registry().require(kernel)
+        wanted, reason = installed.shape(shape), reason[:500]
+        with self._lock:
+            if (kernel, config) not in self._quarantined:
+                self._quarantined[kernel, config] = reason
+                self._refusals.append(Demand(gpu.name, wanted, 1, Refusal(config, reason), kernel))
+                log.warning(
+                    "kdatune config of %s %s failed on %s and is in quarantine for this process; the default is used: %s",
+                    kernel,
+                    wanted.key(),
+                    gpu.name,
+                    reason,
+                )
+        for entry in list(self._entries.values()):
+            if entry.kernel == kernel and entry.config == config:
+                assert isinstance(entry.shape, OtherShape)  # noqa: S101 - of another kernel
+                assert entry.gpu is not None  # noqa: S101
+                entry.answer = default_answer(
+                    installed, entry.shape, entry.gpu, f"its config is in quarantine: {reason}"
+                )
+                entry.config = entry.answer.config
+        instead = installed.default(wanted, gpu)
+        return None if (kernel, instead) in self._quarantined else instead
 
     def refresh(self, gpu: Gpu | None = None, *, timeout_seconds: float = 3.0) -> bool:
         """Take what is newest: ask the service now, wait for its answer at most this long, resolve every key anew.
@@ -351,7 +427,7 @@ def _misses(entries: Iterable[_Entry]) -> list[Demand]:
         fresh = entry.count - entry.reported
         if fresh > 0 and entry.gpu is not None and entry.answer.match != "exact":
             entry.reported += fresh
-            found.append(Demand(entry.gpu.name, entry.shape, fresh))
+            found.append(Demand(entry.gpu.name, entry.shape, fresh, kernel=entry.kernel))
     return found
 
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import SnapshotError
 from kdatune_kernels.match import Champion
+from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
@@ -28,6 +29,9 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
+from kdatune_kernels.values import is_other
 
 SCHEMA = 1
 """The document's schema. Raised when a launcher of today would misread it, not when a key is added."""
@@ -49,13 +53,17 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Every champion of one GPU model as of one generation. `skipped` holds the entries that could not be used."""
+    """Every champion of one GPU model as of one generation. `skipped` holds the entries that could not be used.
+
+    others: the champions of other kernels. What they may launch, only these kernels can say: whoever launches asks them.
+    """
 
     schema: int
     gpu: Gpu
     generation: int
     champions: tuple[Champion, ...] = ()
     skipped: tuple[Skipped, ...] = field(default=(), compare=False)
+    others: tuple[OtherChampion, ...] = ()
 
 
 def dump_snapshot(snapshot: Snapshot) -> Json:
@@ -64,6 +72,7 @@ def dump_snapshot(snapshot: Snapshot) -> Json:
         "schema": snapshot.schema,
         "gpu": to_json(snapshot.gpu),
         "generation": snapshot.generation,
+        "others": [dump_other(champion) for champion in snapshot.others],
         "champions": [dump_champion(champion) for champion in snapshot.champions],
     }
 
@@ -71,6 +80,11 @@ def dump_snapshot(snapshot: Snapshot) -> Json:
 def dump_champion(champion: Champion) -> Json:
     """One champion as its JSON entry: every field present, None included."""
     return to_json(champion)
+
+
+def dump_other(champion: OtherChampion) -> Json:
+    """One champion of another kernel as its JSON entry: every field present, None included."""
+    return to_json(champion) | {"shape": champion.shape.json(), "config": champion.config.json()}
 
 
 def parse_snapshot(data: bytes | str | Mapping[str, Any], *, pause: Callable[[], None] | None = None) -> Snapshot:
@@ -109,7 +123,18 @@ def parse_snapshot(data: bytes | str | Mapping[str, Any], *, pause: Callable[[],
             skipped.append(_skipped(index, entry, str(error)))
         if pause is not None:
             pause()
-    return Snapshot(schema, gpu, generation, tuple(champions), tuple(skipped))
+    others: list[OtherChampion] = []
+    listed = document.get("others", [])  # a service of before has none
+    if not isinstance(listed, list):
+        raise SnapshotError(f"snapshot others must be a list, not {type(listed).__name__}")
+    for index, entry in enumerate(listed, len(entries)):
+        try:
+            others.append(parse_other(entry))
+        except KdatuneError as error:
+            skipped.append(Skipped(index, _brief(entry), str(error)[:_MAX_TEXT]))
+        if pause is not None:
+            pause()
+    return Snapshot(schema, gpu, generation, tuple(champions), tuple(skipped), tuple(others))
 
 
 def parse_champion(entry: Any) -> Champion:
@@ -130,21 +155,46 @@ def parse_champion(entry: Any) -> Champion:
     reason = config_ok(config, shape, gpu)
     if reason:
         raise SnapshotError(f"config refused: {reason}")
+    return Champion(
+        gpu=gpu, shape=shape, config=config, **_evidence(entry), nearest_regret=_ratio(entry, "nearest_regret")
+    )
+
+
+def parse_other(entry: Any) -> OtherChampion:
+    """Read one entry of another kernel. Whether its config may run is not known here.
+
+    Raises:
+        SnapshotError: not an object, or a name or value that is not understood.
+        ConfigError, ShapeError: its GPU, shape, config or build cannot be read.
+    """
+    if not isinstance(entry, Mapping):
+        raise SnapshotError(f"a champion is a JSON object, not {type(entry).__name__}")
+    kernel = entry.get("kernel")
+    if not isinstance(kernel, str) or not is_other(kernel):
+        raise SnapshotError(f"{_brief(kernel)} is no name of another kernel")
+    return OtherChampion(
+        kernel=kernel,
+        gpu=from_json(Gpu, entry.get("gpu")),
+        shape=OtherShape(entry.get("shape")),
+        config=OtherConfig(entry.get("config")),
+        **_evidence(entry),
+    )
+
+
+def _evidence(entry: Mapping[str, Any]) -> Json:
+    """What a champion of any kernel says of its measurement."""
     generation = entry.get("generation")
     if type(generation) is not int or generation < 0:
         raise SnapshotError(f"generation must be a whole number >= 0, not {_brief(generation)}")
     build = entry.get("build")
-    return Champion(
-        gpu=gpu,
-        shape=shape,
-        config=config,
-        generation=generation,
-        measured_us=_time_us(entry, "measured_us"),
-        default_us=_time_us(entry, "default_us"),
-        build=None if build is None else from_json(Build, build),
-        measured_at=_text(entry, "measured_at"),
-        stale_reason=_text(entry, "stale_reason"),
-    )
+    return {
+        "generation": generation,
+        "measured_us": _time_us(entry, "measured_us"),
+        "default_us": _time_us(entry, "default_us"),
+        "build": None if build is None else from_json(Build, build),
+        "measured_at": _text(entry, "measured_at"),
+        "stale_reason": _text(entry, "stale_reason"),
+    }
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -207,6 +257,15 @@ def _readable(cls: type[T], data: Any) -> T | None:
         return from_json(cls, data)
     except KdatuneError:
         return None
+
+
+def _ratio(entry: Mapping[str, Any], name: str) -> float | None:
+    value = entry.get(name)  # services before it was measured do not send it
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 1 <= value < math.inf:
+        raise SnapshotError(f"{name} must be a ratio >= 1 or null, not {_brief(value)}")
+    return float(value)
 
 
 def _time_us(entry: Mapping[str, Any], name: str) -> float | None:

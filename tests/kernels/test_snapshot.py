@@ -71,10 +71,21 @@ def test_a_config_goes_through_a_document_without_loss(config: LaunchConfig, pre
 
 def test_the_entry_has_every_field_of_the_contract() -> None:
     entry = document()["champions"][3]
-    assert list(document()) == ["schema", "gpu", "generation", "champions"]
+    assert list(document()) == ["schema", "gpu", "generation", "others", "champions"]
     facts = ("kernel", "gpu", "shape", "config", "generation", "measured_us", "default_us")
-    assert sorted(entry) == sorted((*facts, "build", "measured_at", "stale_reason"))
+    assert sorted(entry) == sorted((*facts, "build", "measured_at", "stale_reason", "nearest_regret"))
     assert (entry["build"], entry["measured_us"], entry["stale_reason"]) == (None, None, None)
+
+
+def test_what_the_nearest_answer_cost_goes_along_and_may_be_left_out() -> None:
+    champion = Champion(H200, SHAPE, CONFIGS[0], 1, 600.0, 620.0, nearest_regret=1.0625)
+    sent = json.loads(json.dumps(dump_snapshot(Snapshot(SCHEMA, H200, 1, (champion,)))))
+    assert parse_snapshot(sent).champions == (champion,)
+    del sent["champions"][0]["nearest_regret"]  # of a service of before
+    assert parse_snapshot(sent).champions == (dataclasses.replace(champion, nearest_regret=None),)
+    sent["champions"][0]["nearest_regret"] = 0.5
+    (skipped,) = parse_snapshot(sent).skipped
+    assert skipped.reason == "nearest_regret must be a ratio >= 1 or null, not 0.5"
 
 
 @pytest.mark.parametrize(

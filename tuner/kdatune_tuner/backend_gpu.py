@@ -72,9 +72,9 @@ class GpuBackend:
         rounds = reply.pop("rounds_us", None)
         reply["gpu_seconds"] = reply["gpu_seconds"] + alone.gpu_seconds
         if rounds is None:
-            return _result(reply)
+            return read_result(reply)
         kept = {name: getattr(alone, name) for name in ("o_error_ratio", "state_error_ratio")}
-        return _result(reply | kept | {"samples_us": rounds[0], "against_us": rounds[1], "paired": True})
+        return read_result(reply | kept | {"samples_us": rounds[0], "against_us": rounds[1], "paired": True})
 
     def close(self) -> None:
         self.worker.close()
@@ -87,10 +87,11 @@ class GpuBackend:
             "config": to_json(config),
             "samples": _SAMPLES,
         }
-        return _result(self.worker.call(request, self._timeout_s))
+        return read_result(self.worker.call(request, self._timeout_s))
 
 
-def _result(reply: Json) -> Result:
+def read_result(reply: Json) -> Result:
+    """An answer of the child."""
     outcome = Outcome(reply["outcome"])
     ok = outcome is Outcome.OK
     return Result(

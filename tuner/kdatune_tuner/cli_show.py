@@ -26,8 +26,13 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
+from kdatune_tuner.cli_others import check_served
+from kdatune_tuner.cli_others import installed
+from kdatune_tuner.cli_others import resolve_kernel
+from kdatune_tuner.cli_others import shape_of_kernel
 from kdatune_tuner.cli_support import GpuOption
 from kdatune_tuner.cli_support import JsonOption
+from kdatune_tuner.cli_support import KernelOption
 from kdatune_tuner.cli_support import OneShapeOption
 from kdatune_tuner.cli_support import database
 from kdatune_tuner.cli_support import known_gpu
@@ -41,6 +46,7 @@ from kdatune_tuner.store.engine import open_engine
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
+from kdatune_tuner.store.other_champions import other_champions
 from kdatune_tuner.store.records import Decision
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.records import rfc3339
@@ -48,8 +54,11 @@ from kdatune_tuner.store.records import rfc3339
 _WAIT_S = 3.0
 
 
-def resolve(gpu: GpuOption, shape: OneShapeOption, as_json: JsonOption = False) -> None:
+def resolve(gpu: GpuOption, shape: OneShapeOption, kernel: KernelOption = "kda", as_json: JsonOption = False) -> None:
     """Show which config a launch uses, from which layer, and why; and what the database would serve."""
+    if check_served(kernel) != "kda":
+        resolve_kernel(installed(kernel), gpu, shape, read_settings().database_url, as_json)
+        return
     wanted = parse_shape(shape)
     url = read_settings().database_url
     with ExitStack() as stack:
@@ -131,15 +140,16 @@ def history(
     gpu: GpuOption,
     shape: OneShapeOption,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="newest decisions shown")] = 20,
+    kernel: KernelOption = "kda",
     as_json: JsonOption = False,
 ) -> None:
     """Show the decisions about what is served for a shape, newest first."""
-    wanted = parse_shape(shape)
+    wanted = shape_of_kernel(check_served(kernel), shape)
     with database(read_settings().database_url) as engine:
         card = known_gpu(gpu, engine)
         with reading(engine) as s:
             rows = queries.page_promotions(
-                s, gpu_name=card.name, kernel="kda", shape=wanted, limit=limit, newest_first=True
+                s, gpu_name=card.name, kernel=kernel, shape=wanted, limit=limit, newest_first=True
             )
     if as_json:
         print_json({"gpu": card.name, "shape": wanted.key(), "decisions": [_promotion_json(row) for row in rows]})
@@ -174,21 +184,22 @@ def rollback(
     gpu: GpuOption,
     shape: OneShapeOption,
     reason: Annotated[str, typer.Option(help="why, for the history")] = "rolled back by hand",
+    kernel: KernelOption = "kda",
     as_json: JsonOption = False,
 ) -> None:
     """Undo what is served for a shape: what was served before it is served again."""
-    wanted = parse_shape(shape)
+    wanted = shape_of_kernel(check_served(kernel), shape)
     with database(read_settings().database_url) as engine:
         card = known_gpu(gpu, engine)
         with writing(engine) as s:
             rows = queries.page_promotions(
-                s, gpu_name=card.name, kernel="kda", shape=wanted, limit=1000, newest_first=True
+                s, gpu_name=card.name, kernel=kernel, shape=wanted, limit=1000, newest_first=True
             )
             now = next((row for row in rows if row.decision in (Decision.PROMOTED, Decision.ROLLBACK)), None)
             if now is None or now.config_json is None:
                 raise KdatuneError(f"nothing is served for {wanted.key()} on {card.name}: there is nothing to undo")
             generation = writes.rollback(s, now.id, reason)
-            served = queries.served(s, "kda", now.gpu_id, now.problem_id)
+            served = queries.served(s, kernel, now.gpu_id, now.problem_id)
     before = None if served is None or served.config_json is None else json.loads(served.config_json)
     if as_json:
         print_json({"gpu": card.name, "shape": wanted.key(), "generation": generation, "config": before})
@@ -208,10 +219,11 @@ def export_snapshot(
         card = known_gpu(gpu, engine)
         with reading(engine) as s:
             champions = queries.champions(s, card)
+            others = sorted(other_champions(s, card), key=lambda c: (c.kernel, c.shape.key()))
             generation = queries.generation(s)
     # by shape: a file under version control then changes only where something did
     champions = sorted((replace(c, stale_reason=None) for c in champions), key=lambda c: c.shape.key())
-    document = dump_snapshot(Snapshot(SCHEMA, card, generation, tuple(champions)))
+    document = dump_snapshot(Snapshot(SCHEMA, card, generation, tuple(champions), others=tuple(others)))
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     part = out_file.with_name(out_file.name + ".part")
     try:
@@ -219,7 +231,9 @@ def export_snapshot(
         os.replace(part, out_file)
     except OSError as error:
         raise KdatuneError(f"{out_file} cannot be written: {error.strerror}") from error
-    out().print(f"{out_file}: {len(champions)} champions of {card.name}, generation {generation}", soft_wrap=True)
+    out().print(
+        f"{out_file}: {len(champions) + len(others)} champions of {card.name}, generation {generation}", soft_wrap=True
+    )
 
 
 def db_upgrade() -> None:

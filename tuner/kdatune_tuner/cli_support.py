@@ -31,6 +31,7 @@ ShapeOption = Annotated[
 ]
 OneShapeOption = Annotated[str, typer.Option("--shape", help="a problem shape, e.g. N=1,H=96,T=8192")]
 GpuOption = Annotated[str, typer.Option("--gpu", help='a GPU model as nvidia-smi names it, e.g. "NVIDIA H200"')]
+KernelOption = Annotated[str, typer.Option("--kernel", help="kda, or a kernel of others")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")]
 
 

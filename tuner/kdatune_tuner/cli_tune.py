@@ -3,7 +3,9 @@
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,9 +19,16 @@ from kdatune_kernels.errors import UsageError
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import parse_shape
+from kdatune_kernels.values import OUR_KERNELS
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.backend_gpu import GpuBackend
 from kdatune_tuner.backend_replay import ReplayBackend
 from kdatune_tuner.cli_fleet import tune_with_workers
+from kdatune_tuner.cli_others import check_served
+from kdatune_tuner.cli_others import installed
+from kdatune_tuner.cli_others import other_backend
+from kdatune_tuner.cli_others import other_shapes
+from kdatune_tuner.cli_others import record_kernel
 from kdatune_tuner.cli_support import JsonOption
 from kdatune_tuner.cli_support import ShapeOption
 from kdatune_tuner.cli_support import card_visible
@@ -41,16 +50,9 @@ from kdatune_tuner.settings import Settings
 from kdatune_tuner.tune import Options
 from kdatune_tuner.tune import Tuned
 from kdatune_tuner.tune import Tuner
+from kdatune_tuner.tune_others import OtherTuner
 
 INTERRUPTED = 130
-
-
-class KernelName(StrEnum):
-    """What is tuned: one stage, or the pair that is launched."""
-
-    K1 = "k1"
-    K2 = "k2"
-    KDA = "kda"
 
 
 class BackendName(StrEnum):
@@ -62,7 +64,9 @@ class BackendName(StrEnum):
 
 def tune(
     shape: ShapeOption = None,
-    kernel: Annotated[KernelName, typer.Option(help="k1 or k2 alone, or the pair")] = KernelName.KDA,
+    kernel: Annotated[
+        str, typer.Option(help="k1 or k2 alone, the pair (kda), or an installed kernel of others")
+    ] = "kda",
     trials: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="configs a stage, those measured earlier included")
     ] = None,
@@ -78,12 +82,15 @@ def tune(
 ) -> None:
     """Search the best config of problem shapes and promote it when it beats what is served."""
     settings = read_settings()
-    shapes = _shapes(shape or [])
+    other = None if kernel in OUR_KERNELS else installed(kernel)
+    shapes = _shapes(shape or []) if other is None else []
     seconds = None if budget is None else parse_seconds(budget, "--budget")
     if recording is not None and backend is BackendName.GPU:
         raise UsageError("--recording belongs to --backend replay")
     if workers is not None:
-        options = make_options(settings, kernel.value, trials, seed, "tune")
+        if other is not None:
+            raise UsageError(f"--workers shares the shapes of kda; tune {kernel} without it")
+        options = make_options(settings, kernel, trials, seed, "tune")
         name = choose_backend(backend, recording)
         announce = backend is None and recording is None
         report = tune_with_workers(
@@ -92,14 +99,22 @@ def tune(
         _show_report(report, as_json)
         return
     with database(settings.database_url) as engine:
-        source = open_backend(backend, recording, settings)
-        shapes = shapes or source.default_shapes()
-        options = make_options(settings, kernel.value, trials, seed, "tune")
+        options = make_options(settings, kernel, trials, seed, "tune")
+        wanted: Sequence[Shape | OtherShape]
+        if other is None:
+            source = open_backend(backend, recording, settings)
+            wanted = shapes or source.default_shapes()
+        else:
+            source = other_backend(other, backend is BackendName.REPLAY, recording, settings)
+            wanted = other_shapes(other, shape or [], source)
         with Watch() as watch:
-            done, interrupted = tune_all(Tuner(engine, source, options, watch), shapes, seconds)
+            tuner = Tuner(engine, source, options, watch)
+            if other is not None:
+                tuner = OtherTuner(engine, source, options, other, watch)
+            done, interrupted = tune_all(tuner, wanted, seconds)
     if as_json:
         documents = [tuned.to_json() for tuned in done]
-        print_json(documents[0] if len(shapes) == 1 and documents else {"results": documents})
+        print_json(documents[0] if len(wanted) == 1 and documents else {"results": documents})
     else:
         print_table([row_of(tuned) for tuned in done])
     if interrupted:
@@ -113,9 +128,18 @@ def record(
     shape: ShapeOption = None,
     limit_seconds: Annotated[float | None, typer.Option(min=1, help="stop then; the same command goes on")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="children that compile side by side")] = None,
+    kernel: Annotated[str, typer.Option(help="kda, or an installed kernel of others")] = "kda",
 ) -> None:
     """Sweep every config on this machine's card into a file that the replay backend reads."""
     settings = read_settings()
+    if check_served(kernel) != "kda":
+        if limit_seconds is not None or processes is not None:
+            raise UsageError(
+                f"--limit-seconds and --processes belong to kda; {kernel} is recorded one config at a time"
+            )
+        with _part_kept(out_file):
+            record_kernel(installed(kernel), out_file, shape or [], " ".join(["kdatune", *sys.argv[1:]]), settings)
+        return
     recorder = Recorder(
         out_file,
         _shapes(shape or []) or recorded_shapes(),
@@ -125,18 +149,24 @@ def record(
         trial_timeout_s=settings.trial_timeout_s,
         say=err().print,
     )
-    try:
+    with _part_kept(out_file):
         sweep = recorder.run()
-    except KeyboardInterrupt:
-        err().print(
-            f"kdatune: interrupted; what is finished is in {out_file}.part, the same command goes on from there"
-        )
-        raise typer.Exit(INTERRUPTED) from None
     rest = "" if sweep.complete else "; the limit was reached, the same command records the rest"
     out().print(
         f"{sweep.path}: {sweep.checks} configs checked, {sweep.timings} timings and {sweep.pairs} pairs, "
         f"{sweep.failed} failed, {sweep.seconds:.0f} s{rest}"
     )
+
+
+@contextmanager
+def _part_kept(out_file: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        err().print(
+            f"kdatune: interrupted; what is finished is in {out_file}.part, the same command goes on from there"
+        )
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _shapes(texts: Sequence[str]) -> list[Shape]:
@@ -182,7 +212,7 @@ def make_options(settings: Settings, kernel: str, trials: int | None, seed: int,
     )
 
 
-def tune_all(tuner: Tuner, shapes: Sequence[Shape], seconds: float | None) -> tuple[list[Tuned], bool]:
+def tune_all(tuner: Tuner, shapes: Sequence[Shape | OtherShape], seconds: float | None) -> tuple[list[Tuned], bool]:
     """Tune shapes one after another, each with its share of the time. The flag: whether Ctrl-C (or SIGTERM) ended it."""
     deadline = None if seconds is None else time.monotonic() + seconds
     done: list[Tuned] = []
@@ -225,7 +255,7 @@ def _show_report(report: Report, as_json: bool) -> None:
 class Row:
     """One line of the summary."""
 
-    shape: Shape
+    shape: Shape | OtherShape
     trials: int | None
     default_us: float | None
     best_us: float | None

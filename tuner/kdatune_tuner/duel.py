@@ -4,15 +4,19 @@ from dataclasses import dataclass
 from dataclasses import replace
 
 from kdatune_kernels.match import Champion
+from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import digest
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import OtherConfig
 from kdatune_tuner.ledger import Known
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ledger import OpenRun
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
+from kdatune_tuner.objective import WholeConfig
 from kdatune_tuner.promote import Contender
 from kdatune_tuner.promote import Decision
 from kdatune_tuner.promote import Policy
@@ -34,8 +38,8 @@ class Promotion:
     gain_low: float | None = None
     gain_high: float | None = None
     generation: int | None = None
-    config: LaunchConfig | None = None
-    best: LaunchConfig | None = None
+    config: WholeConfig | None = None
+    best: WholeConfig | None = None
 
     def to_json(self) -> Json:
         names = ("decision", "reason", "gain", "gain_low", "gain_high", "generation")
@@ -57,8 +61,8 @@ class Duel:
         policy: Policy,
         run: OpenRun,
         *,
-        default: LaunchConfig,
-        champion: Champion | None,
+        default: WholeConfig,
+        champion: Champion | OtherChampion | None,
     ) -> None:
         self._ledger = ledger
         self._backend = backend
@@ -66,14 +70,16 @@ class Duel:
         self._run = run
         self._default = default
         self._champion = champion
-        self._known: dict[LaunchConfig, Known] = {
-            config: known for config, known in ledger.known("kda").items() if isinstance(config, LaunchConfig)
+        self._known: dict[WholeConfig, Known] = {
+            config: known
+            for config, known in ledger.known(ledger.kernel).items()
+            if isinstance(config, LaunchConfig | OtherConfig)
         }
         self._banned = ledger.rolled_back(self._known)
-        self.results: dict[LaunchConfig, Result] = {}
+        self.results: dict[WholeConfig, Result] = {}
         self.measured = 0
 
-    def take(self, pair: LaunchConfig) -> Result:
+    def take(self, pair: WholeConfig) -> Result:
         """The pair's result: the stored one, else measured and stored now."""
         if pair not in self._known:
             result = self._backend.measure_pair(self._ledger.shape, pair)
@@ -86,7 +92,7 @@ class Duel:
         best = self.best()
         return None if best is None else self.results[best].median_us
 
-    def best(self) -> LaunchConfig | None:
+    def best(self) -> WholeConfig | None:
         """The fastest pair that runs and that nobody rolled back."""
         ranked = self._ranked()
         return ranked[0] if ranked else None
@@ -103,7 +109,7 @@ class Duel:
         if not self.measured and not self._ledger.undecided(self._known):
             return Promotion("kept", "nothing was measured since the last decision")
         if champion is not None and champion.config not in self.results:
-            if config_ok(champion.config, self._ledger.shape, self._backend.gpu) is None:
+            if self._may_run(champion.config):
                 return Promotion("kept", "the champion is not recorded here, so nothing can be compared with it")
             self._champion = None  # no launcher takes it any more
         incumbent = self._incumbent()
@@ -118,12 +124,19 @@ class Duel:
                 return promotion
         return Promotion("kept", "no challenger ran again beside the champion")
 
-    def _incumbent(self) -> LaunchConfig:
+    def _may_run(self, config: WholeConfig) -> bool:
+        """Whether a launcher would still take it."""
+        shape, gpu = self._ledger.shape, self._backend.gpu
+        if isinstance(config, LaunchConfig):
+            return config_ok(config, shape, gpu) is None
+        return registry().require(self._ledger.kernel).config_ok(config, shape, gpu) is None
+
+    def _incumbent(self) -> WholeConfig:
         """What the challengers meet: the champion where it still runs, else the default."""
         champion = self._champion
         return champion.config if champion is not None and self.results[champion.config].ok else self._default
 
-    def _stays(self, pair: LaunchConfig) -> Promotion:
+    def _stays(self, pair: WholeConfig) -> Promotion:
         """The incumbent is the best there is."""
         champion = self._champion
         if champion is None or champion.config != pair:
@@ -136,7 +149,7 @@ class Duel:
             Decision(Verdict.PROMOTED, 1.0, 1.0, 1.0, "the champion is confirmed with today's build"), pair, None
         )
 
-    def _meet(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> Promotion | None:
+    def _meet(self, challenger: WholeConfig, incumbent: WholeConfig) -> Promotion | None:
         """Measure the two together and decide; None where the challenger did not run again (stored as rejected)."""
         first, second = self._contender(challenger), self._contender_or_none(incumbent)
         stands = second is not None and second.runs
@@ -153,7 +166,7 @@ class Duel:
             return self._stays(incumbent)  # no clear gain over the default: the default becomes the champion
         return promotion
 
-    def _together(self, challenger: LaunchConfig, incumbent: LaunchConfig) -> tuple[Contender, Contender]:
+    def _together(self, challenger: WholeConfig, incumbent: WholeConfig) -> tuple[Contender, Contender]:
         """Both measured in one run and stored. What was measured end to end is not given up for a sum of parts."""
         before = (self._contender(challenger), self._contender(incumbent))
         run = self._backend.measure_pair(self._ledger.shape, challenger, incumbent)
@@ -167,7 +180,7 @@ class Duel:
         second = replace(before[1], samples_us=run.against_us, rounds=rounds) if run.ok else before[1]
         return first, second
 
-    def _store(self, decision: Decision, pair: LaunchConfig, baseline: LaunchConfig | None) -> Promotion:
+    def _store(self, decision: Decision, pair: WholeConfig, baseline: WholeConfig | None) -> Promotion:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id
         generation = self._ledger.decide(decision, self._known[pair].measurement_id, baseline_id, self.default_us())
         gains = (decision.gain, decision.gain_low, decision.gain_high)
@@ -175,27 +188,27 @@ class Duel:
         best = min(met, key=lambda p: self.results[p].median_us or 0.0, default=None)
         return Promotion(str(decision.decision), decision.reason, *gains, generation, pair, best)
 
-    def _keep(self, pair: LaunchConfig, result: Result) -> None:
+    def _keep(self, pair: WholeConfig, result: Result) -> None:
         """Store a measurement of a pair, unless it is the one that is stored already (a replay repeats itself)."""
         before = self._known.get(pair)
         if before is not None and not result.paired and _alike(before.result, result):
             self._known[pair] = replace(before, result=result)
         else:
-            self._known[pair] = self._ledger.add(self._run, "kda", pair, result)
+            self._known[pair] = self._ledger.add(self._run, self._ledger.kernel, pair, result)
         if pair in self.results:
             self.results[pair] = result
 
     def _served(self) -> Contender | None:
         return None if self._champion is None else self._contender(self._champion.config)
 
-    def _contender_or_none(self, pair: LaunchConfig) -> Contender | None:
+    def _contender_or_none(self, pair: WholeConfig) -> Contender | None:
         return self._contender(pair) if pair in self.results else None
 
-    def _contender(self, pair: LaunchConfig) -> Contender:
+    def _contender(self, pair: WholeConfig) -> Contender:
         result = self.results[pair]
         return Contender(digest(pair), result.outcome, result.samples_us, result.estimated)
 
-    def _ranked(self) -> list[LaunchConfig]:
+    def _ranked(self) -> list[WholeConfig]:
         ok = {p: r.median_us for p, r in self.results.items() if r.median_us is not None and p not in self._banned}
         return sorted(ok, key=lambda p: ok[p] or 0.0)
 

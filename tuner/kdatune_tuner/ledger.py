@@ -21,12 +21,14 @@ from sqlalchemy.orm import Session
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.match import Champion
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+from kdatune_kernels.values import OtherConfig
 from kdatune_tuner.objective import AnyConfig
+from kdatune_tuner.objective import AnyShape
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
+from kdatune_tuner.objective import WholeConfig
 from kdatune_tuner.objective import quantile
 from kdatune_tuner.objective import read_config
 from kdatune_tuner.promote import Decision
@@ -84,22 +86,30 @@ class Ledger:
 
     Args:
         fence: called inside every write of a trial or a decision; what it raises, the write is undone by.
+        kernel: what is served in the end: kda, whose stages are searched alone, or another kernel.
 
     Raises:
         StoreError: the database refuses (from every method).
     """
 
     def __init__(
-        self, engine: Engine, backend: Backend, shape: Shape, fence: Callable[[Session], None] = lambda _: None
+        self,
+        engine: Engine,
+        backend: Backend,
+        shape: AnyShape,
+        fence: Callable[[Session], None] = lambda _: None,
+        kernel: str = "kda",
     ) -> None:
         self.engine = engine
         self.backend = backend
         self.shape = shape
+        self.kernel = kernel
         self._fence = fence
+        kernels = ("k1", "k2", "kda") if kernel == "kda" else (kernel,)
         with writing(engine) as s:
             self.gpu_id = writes.put_gpu(s, backend.gpu)
             self.build_id = writes.put_build(s, backend.build)
-            self.problem_ids = {kernel: writes.put_problem(s, kernel, shape) for kernel in ("k1", "k2", "kda")}
+            self.problem_ids = {kernel: writes.put_problem(s, kernel, shape) for kernel in kernels}
 
     def known(self, kernel: str) -> dict[AnyConfig, Known]:
         """What is measured already with this card, shape and build."""
@@ -129,7 +139,7 @@ class Ledger:
         """Decisions about the key, newest first."""
         with reading(self.engine) as s:
             rows = queries.page_promotions(
-                s, gpu_name=self.backend.gpu.name, kernel="kda", shape=self.shape, limit=1000, newest_first=True
+                s, gpu_name=self.backend.gpu.name, kernel=self.kernel, shape=self.shape, limit=1000, newest_first=True
             )
         return [row for row in rows if row.gpu_id == self.gpu_id]
 
@@ -193,14 +203,14 @@ class Ledger:
     def decide(
         self, decision: Decision, measurement_id: int, baseline_measurement_id: int | None, default_us: float | None
     ) -> int:
-        """Store a decision about kernel kda and return its generation."""
+        """Store a decision about what is served and return its generation."""
         with uninterrupted(), writing(self.engine) as s:
             self._fence(s)
             return writes.promote(
                 s,
-                kernel="kda",
+                kernel=self.kernel,
                 gpu_id=self.gpu_id,
-                problem_id=self.problem_ids["kda"],
+                problem_id=self.problem_ids[self.kernel],
                 measurement_id=measurement_id,
                 baseline_measurement_id=baseline_measurement_id,
                 default_us=default_us,
@@ -218,7 +228,7 @@ class Ledger:
         hashes = {d.config_hash for d in decisions if d.measurement_id in undone}
         return {config for config in known if digest(config) in hashes}
 
-    def undecided(self, known: Mapping[LaunchConfig, Known]) -> bool:
+    def undecided(self, known: Mapping[WholeConfig, Known]) -> bool:
         """Whether pairs were measured after the last decision: an earlier run was cut short between the two."""
         decisions = self.decisions()
         return not decisions or any(k.measured_at > decisions[0].decided_at for k in known.values())
@@ -241,7 +251,7 @@ class Ledger:
             sample_count=len(samples) or None,
             o_error_ratio=result.o_error_ratio,
             state_error_ratio=result.state_error_ratio,
-            requested_num_warps=None if isinstance(config, LaunchConfig) else config.num_warps,
+            requested_num_warps=_num_warps(config),
             effective_num_warps=result.effective_num_warps,
             registers=result.registers,
             spills=result.spills,
@@ -252,6 +262,14 @@ class Ledger:
             regime=self.backend.regime,
             estimated=result.estimated,
         )
+
+
+def _num_warps(config: AnyConfig) -> int | None:
+    """The warps that a config asks for; a whole launch of KDA asks twice, another kernel may not say it so."""
+    if isinstance(config, OtherConfig):
+        warps = config.get("num_warps")
+        return warps if type(warps) is int and 0 <= warps < 1 << 31 else None
+    return None if isinstance(config, LaunchConfig) else config.num_warps
 
 
 def _result_of(row: MeasurementRow) -> Result:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace
+from typing import Any
 from typing import Protocol
 
 from kdatune_kernels.space import default_config
@@ -15,11 +16,23 @@ from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import is_other
 from kdatune_tuner.outcome import Outcome
 
 StageConfig = K1Config | K2Config
-AnyConfig = K1Config | K2Config | LaunchConfig
-CONFIG_TYPES: dict[str, type[AnyConfig]] = {"k1": K1Config, "k2": K2Config, "kda": LaunchConfig}
+SearchConfig = K1Config | K2Config | OtherConfig
+"""What a search proposes: a stage of KDA's, or the whole config of another kernel."""
+WholeConfig = LaunchConfig | OtherConfig
+"""What is launched and served."""
+AnyConfig = K1Config | K2Config | LaunchConfig | OtherConfig
+AnyShape = Any
+"""Shape, or the OtherShape of another kernel: a backend takes the shapes and configs of its kernel."""
+CONFIG_TYPES: dict[str, type[K1Config] | type[K2Config] | type[LaunchConfig]] = {
+    "k1": K1Config,
+    "k2": K2Config,
+    "kda": LaunchConfig,
+}
 
 
 def quantile(samples: Iterable[float], q: float) -> float:
@@ -83,20 +96,20 @@ class Backend(Protocol):
     @property
     def build(self) -> Build: ...
 
-    def default_shapes(self) -> list[Shape]:
+    def default_shapes(self) -> list[Any]:
         """Shapes to tune where none are asked for."""
 
-    def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
-        """Configs that can be measured for the shape, in a fixed order. `kernel` is "k1" or "k2"."""
+    def space(self, kernel: str, shape: AnyShape) -> list[Any]:
+        """Configs that can be measured for the shape, in a fixed order. `kernel` is "k1", "k2" or another kernel."""
 
-    def measurable(self, kernel: str, shape: Shape, config: StageConfig) -> bool:
+    def measurable(self, kernel: str, shape: AnyShape, config: Any) -> bool:
         """Whether `measure` can be asked for a config, also for one outside the space (a champion of an older space)."""
 
-    def measure(self, kernel: str, shape: Shape, config: StageConfig) -> Result:
-        """One stage on its own time."""
+    def measure(self, kernel: str, shape: AnyShape, config: Any) -> Result:
+        """One stage on its own time, or another kernel."""
 
-    def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
-        """K1 and K2 end to end; with `against`, both measured alike and in the same run (`against_us`)."""
+    def measure_pair(self, shape: AnyShape, config: Any, against: Any = None) -> Result:
+        """K1 and K2 end to end, or another kernel; with `against`, both measured alike and in the same run (`against_us`)."""
 
     def close(self) -> None:
         """Give back the card."""
@@ -113,6 +126,8 @@ def stage_of(config: LaunchConfig, kernel: str) -> StageConfig:
 
 def read_config(kernel: str, data: Json) -> AnyConfig:
     """A stored config document of a kernel. Raises ConfigError when it cannot be read."""
+    if is_other(kernel):
+        return OtherConfig(data)
     return from_json(CONFIG_TYPES[kernel], data)
 
 

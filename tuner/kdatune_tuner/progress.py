@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.progress import TextColumn
 from rich.progress import TimeElapsedColumn
 
-from kdatune_kernels.spec import Shape
+from kdatune_tuner.objective import AnyShape
 
 
 def show_us(time_us: float | None) -> str:
@@ -49,7 +49,7 @@ class Watch:
         """Which of the shapes comes now."""
         self._shapes = (number, count)
 
-    def start(self, stage: str, shape: Shape, total: int) -> None:
+    def start(self, stage: str, shape: AnyShape, total: int) -> None:
         """A stage of a shape begins."""
         number, count = self._shapes
         at = f"[{number}/{count}] " if count > 1 else ""

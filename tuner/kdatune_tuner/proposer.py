@@ -22,8 +22,9 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from kdatune_kernels.errors import StoreError
+from kdatune_kernels.values import OtherConfig
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.objective import SearchConfig
 from kdatune_tuner.store.address import BUSY_TIMEOUT_S
 from kdatune_tuner.store.address import parse_address
 
@@ -59,17 +60,34 @@ class _Axis:
     def label(self, value: tuple[Any, ...]) -> str:
         return ",".join(f"{field}={v}" for field, v in zip(self.fields, value, strict=True))
 
-    def value_of(self, config: StageConfig) -> tuple[Any, ...]:
-        return tuple(getattr(config, field) for field in self.fields)
+    def value_of(self, config: SearchConfig) -> tuple[Any, ...]:
+        return tuple(_value(config, field) for field in self.fields)
 
-    def encode(self, config: StageConfig) -> int | str:
+    def encode(self, config: SearchConfig) -> int | str:
         value = self.value_of(config)
         return self.values.index(value) if self.ordered else self.label(value)
 
 
-def _axes(configs: Sequence[StageConfig], prefix: str) -> list[_Axis]:
-    fields = [f for f in type(configs[0]).__dataclass_fields__ if f != "variant"]
-    varying = [f for f in fields if len({getattr(c, f) for c in configs}) > 1]
+def _value(config: SearchConfig, field: str) -> Any:
+    return config.get(field) if isinstance(config, OtherConfig) else getattr(config, field)
+
+
+def _fields(configs: Sequence[SearchConfig]) -> list[str]:
+    """The names of the fields, in a fixed order. Configs of another kernel need not all have the same."""
+    first = configs[0]
+    if isinstance(first, OtherConfig):
+        return sorted({name for config in configs if isinstance(config, OtherConfig) for name in config})
+    return list(first.__dataclass_fields__)
+
+
+def _variant(config: SearchConfig) -> str:
+    """What decides which parameters a config has; configs of another kernel are of one kind."""
+    return "" if isinstance(config, OtherConfig) else config.variant
+
+
+def _axes(configs: Sequence[SearchConfig], prefix: str) -> list[_Axis]:
+    fields = [f for f in _fields(configs) if f != "variant" or isinstance(configs[0], OtherConfig)]
+    varying = [f for f in fields if len({_value(c, f) for c in configs}) > 1]
     groups: list[tuple[str, tuple[str, ...]]] = []
     for name, joint in _JOINT.items():
         together = tuple(f for f in joint if f in varying)
@@ -79,7 +97,7 @@ def _axes(configs: Sequence[StageConfig], prefix: str) -> list[_Axis]:
     groups += [(f, (f,)) for f in varying]
     axes = []
     for name, members in groups:
-        seen = {tuple(getattr(c, f) for f in members) for c in configs}
+        seen = {tuple(_value(c, f) for f in members) for c in configs}
         ordered = sorted(
             seen, key=lambda value: [(v is not None, type(v).__name__, v if v is not None else 0) for v in value]
         )
@@ -118,13 +136,13 @@ class Proposer:
     sampler_name = "tpe"
 
     def __init__(
-        self, space: Sequence[StageConfig], seed: int, storage: str | None = None, study_name: str | None = None
+        self, space: Sequence[SearchConfig], seed: int, storage: str | None = None, study_name: str | None = None
     ) -> None:
         self._space = frozenset(space)
-        self._by_params: dict[tuple[tuple[str, Any], ...], StageConfig] = {}
+        self._by_params: dict[tuple[tuple[str, Any], ...], SearchConfig] = {}
         self._axes: dict[str, list[_Axis]] = {}
-        for variant in sorted({c.variant for c in space}):
-            self._axes[variant] = _axes([c for c in space if c.variant == variant], variant)
+        for variant in sorted({_variant(c) for c in space}):
+            self._axes[variant] = _axes([c for c in space if _variant(c) == variant], variant)
         for config in space:
             self._by_params[tuple(self.params(config).items())] = config
         with warnings.catch_warnings():
@@ -144,16 +162,17 @@ class Proposer:
             self._storage.remove_session()
             self._storage.engine.dispose()
 
-    def holds(self, config: StageConfig) -> bool:
+    def holds(self, config: SearchConfig) -> bool:
         """Whether the config is of the space: only then can it be told."""
         return config in self._space
 
-    def params(self, config: StageConfig) -> dict[str, Any]:
+    def params(self, config: SearchConfig) -> dict[str, Any]:
         """The config as Optuna parameters."""
-        axes = self._axes[config.variant]
-        return {"variant": config.variant} | {axis.name: axis.encode(config) for axis in axes}
+        variant = _variant(config)
+        axes = self._axes[variant]
+        return {"variant": variant} | {axis.name: axis.encode(config) for axis in axes}
 
-    def ask(self) -> tuple[optuna.Trial, StageConfig | None]:
+    def ask(self) -> tuple[optuna.Trial, SearchConfig | None]:
         """The next proposal; None where the parameters name no config of the space."""
         trial = self._study.ask()
         variant = trial.suggest_categorical("variant", list(self._axes))
@@ -174,11 +193,11 @@ class Proposer:
         trial.set_constraint("runs", 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
-    def know(self, config: StageConfig, result: Result) -> None:
+    def know(self, config: SearchConfig, result: Result) -> None:
         """Tell a result that was not asked for: a seed, or a trial of an earlier run."""
         params = self.params(config)
         distributions: dict[str, BaseDistribution] = {"variant": CategoricalDistribution(list(self._axes))}
-        distributions |= {axis.name: axis.distribution for axis in self._axes[config.variant]}
+        distributions |= {axis.name: axis.distribution for axis in self._axes[_variant(config)]}
         failed = result.median_us is None
         self._study.add_trial(
             optuna.trial.create_trial(

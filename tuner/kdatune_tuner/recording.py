@@ -115,9 +115,9 @@ def load_recording(path: Path) -> Recording:
     """
     recording: Recording | None = None
     number = 0
-    for number, row in _rows(path):
+    for number, row in read_rows(path):
         if recording is None:
-            recording = _meta(path, row)
+            recording = read_meta(path, row)
             continue
         try:
             _add(recording, row)
@@ -128,7 +128,8 @@ def load_recording(path: Path) -> Recording:
     return recording
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Json]]:
+def read_rows(path: Path) -> Iterator[tuple[int, Json]]:
+    """The rows of a sweep file with their numbers. Raises RecordingError."""
     number = 0
     try:
         with path.open("rb") as probe:
@@ -150,7 +151,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Json]]:
         raise RecordingError(f"{path}: row {number} is not JSON ({error}); the file is truncated or damaged") from error
 
 
-def _meta(path: Path, row: Json) -> Recording:
+def read_meta(path: Path, row: Json) -> Recording:
+    """A recording without rows from its first one. Raises RecordingError."""
     if row.get("t") != "meta":
         raise RecordingError(f"{path}: the first row is not a meta row; this is not a kdatune sweep")
     if row.get("format") != FORMAT:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dataclasses import field
 
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.objective import SearchConfig
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.proposer import STARTUP_TRIALS
 from kdatune_tuner.proposer import Proposer
@@ -42,17 +42,17 @@ class Search:
 
     kernel: str
     sampler: str
-    results: dict[StageConfig, Result] = field(default_factory=dict)
+    results: dict[SearchConfig, Result] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
 
-    def finished(self, config: StageConfig, result: Result) -> None:
+    def finished(self, config: SearchConfig, result: Result) -> None:
         """Note a trial that is stored; a second time says nothing new."""
         if config not in self.results:
             self.results[config] = result
             self.measured += 1
 
-    def ranked(self) -> list[tuple[StageConfig, Result]]:
+    def ranked(self) -> list[tuple[SearchConfig, Result]]:
         """Configs with outcome ok, fastest first."""
         ok = [(c, r) for c, r in self.results.items() if r.outcome is Outcome.OK and r.median_us is not None]
         return sorted(ok, key=lambda pair: pair[1].median_us or 0.0)
@@ -67,10 +67,10 @@ class Search:
 def run_search(
     search: Search,
     *,
-    space: Sequence[StageConfig],
-    seeds: Sequence[StageConfig],
-    known: Mapping[StageConfig, Result],
-    measure: Callable[[StageConfig], Result],
+    space: Sequence[SearchConfig],
+    seeds: Sequence[SearchConfig],
+    known: Mapping[SearchConfig, Result],
+    measure: Callable[[SearchConfig], Result],
     budget: Budget,
     seed: int,
     storage: str | None = None,
@@ -86,7 +86,7 @@ def run_search(
     search.results.update({c: r for c, r in known.items() if c in members})
     search.resumed = len(search.results)
 
-    def take(config: StageConfig) -> Result:
+    def take(config: SearchConfig) -> Result:
         result = measure(config)
         search.finished(config, result)
         return result
@@ -113,7 +113,7 @@ def run_search(
             take(config)
 
 
-def sampler_for(space: Sequence[StageConfig], budget: Budget) -> str:
+def sampler_for(space: Sequence[SearchConfig], budget: Budget) -> str:
     """How a space is walked: "enumerate" when the trials reach for all of it, else "tpe"."""
     return "enumerate" if len(space) <= budget.trials else Proposer.sampler_name
 
@@ -121,7 +121,7 @@ def sampler_for(space: Sequence[StageConfig], budget: Budget) -> str:
 def _propose(
     search: Search,
     proposer: Proposer,
-    take: Callable[[StageConfig], Result],
+    take: Callable[[SearchConfig], Result],
     may_go_on: Callable[[], bool],
 ) -> None:
     """Ask and tell until the budget is spent or the proposals bring nothing new."""

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -12,19 +13,22 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels import match
 from kdatune_kernels.match import Champion
+from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherConfig
 from kdatune_tuner.duel import Duel
 from kdatune_tuner.duel import Promotion
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ledger import OpenRun
 from kdatune_tuner.objective import AnyConfig
+from kdatune_tuner.objective import AnyShape
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import StageConfig
+from kdatune_tuner.objective import SearchConfig
+from kdatune_tuner.objective import WholeConfig
 from kdatune_tuner.objective import stage_of
 from kdatune_tuner.progress import Watch
 from kdatune_tuner.promote import Policy
@@ -43,7 +47,7 @@ _SHARE = {"k1": 0.35, "k2": 0.85}
 class Options:
     """How a shape is tuned.
 
-    kernel: "k1" or "k2" searches one stage; "kda" searches both and decides what is served.
+    kernel: "k1" or "k2" searches one stage; "kda" searches both and decides what is served, as another kernel does.
     trials: distinct configs a stage, those measured earlier included.
     """
 
@@ -63,20 +67,20 @@ class Tuned:
     run_id: the last run that was opened for it.
     """
 
-    shape: Shape
+    shape: AnyShape
     kernel: str
     gpu: str
     backend: str
     state: str = "interrupted"
     stages: dict[str, Search] = field(default_factory=dict)
-    pairs: dict[LaunchConfig, Result] = field(default_factory=dict)
+    pairs: dict[WholeConfig, Result] = field(default_factory=dict)
     pairs_measured: int = 0
     best: AnyConfig | None = None
     best_us: float | None = None
     default_us: float | None = None
     estimated: bool = False
     promotion: Promotion | None = None
-    served: LaunchConfig | None = None
+    served: WholeConfig | None = None
     run_id: int | None = None
     seconds: float = 0.0
 
@@ -146,7 +150,7 @@ class Tuner:
         self.last: Tuned | None = None
 
     def tune(
-        self, shape: Shape, seconds: float | None = None, fence: Callable[[Session], None] = lambda _: None
+        self, shape: AnyShape, seconds: float | None = None, fence: Callable[[Session], None] = lambda _: None
     ) -> Tuned:
         """Search, compare and decide for one shape.
 
@@ -165,12 +169,12 @@ class Tuner:
             kernels = ("k1", "k2") if self.options.kernel == "kda" else (self.options.kernel,)
             # before anything is written: this raises for a shape that the backend does not hold
             spaces = {kernel: self.backend.space(kernel, shape) for kernel in kernels}
-            ledger = Ledger(self.engine, self.backend, shape, fence)
+            ledger = self._ledger(shape, fence)
             seeds = self._seeds(ledger, shape)
             for kernel, space in spaces.items():
-                deadline = None if seconds is None else started + seconds * _SHARE[kernel]
+                deadline = None if seconds is None else started + seconds * _SHARE.get(kernel, _SHARE["k2"])
                 tuned.stages[kernel] = self._stage(ledger, kernel, space, seeds, deadline, seconds, tuned)
-            if self.options.kernel == "kda":
+            if self.options.kernel not in ("k1", "k2"):
                 self._pairs(ledger, tuned, seeds, None if seconds is None else started + seconds, seconds)
             else:
                 self._stage_result(tuned)
@@ -179,9 +183,15 @@ class Tuner:
             tuned.seconds = time.monotonic() - started
         return tuned
 
-    def _seeds(self, ledger: Ledger, shape: Shape) -> list[LaunchConfig]:
+    def _ledger(self, shape: AnyShape, fence: Callable[[Session], None]) -> Ledger:
+        return Ledger(self.engine, self.backend, shape, fence)
+
+    def _champion(self, ledger: Ledger) -> Champion | OtherChampion | None:
+        return ledger.champion()
+
+    def _seeds(self, ledger: Ledger, shape: AnyShape) -> Sequence[WholeConfig]:
         """What is tried first: the default, the champion, the champions of the nearest shapes."""
-        seeds = [default_config(shape, self.backend.gpu)]
+        seeds: list[WholeConfig] = [default_config(shape, self.backend.gpu)]
         left = ledger.champions()
         for _ in range(_NEIGHBOURS + 1):
             found = match.find(left, shape, self.backend.gpu)
@@ -195,15 +205,17 @@ class Tuner:
         self,
         ledger: Ledger,
         kernel: str,
-        space: list[StageConfig],
-        seeds: list[LaunchConfig],
+        space: Sequence[SearchConfig],
+        seeds: Sequence[WholeConfig],
         deadline: float | None,
         seconds: float | None,
         tuned: Tuned,
     ) -> Search:
         # a champion from outside today's space is measured all the same: it is what runs now
         stage_seeds = [
-            c for c in (stage_of(s, kernel) for s in seeds) if self.backend.measurable(kernel, tuned.shape, c)
+            c
+            for c in (s if isinstance(s, OtherConfig) else stage_of(s, kernel) for s in seeds)
+            if self.backend.measurable(kernel, tuned.shape, c)
         ]
         budget = Budget(self.options.trials, deadline)
         search = tuned.stages[kernel] = Search(kernel, sampler_for(space, budget))
@@ -230,8 +242,8 @@ class Tuner:
             )
         return search
 
-    def _measuring(self, ledger: Ledger, run: OpenRun, kernel: str, search: Search) -> Callable[[StageConfig], Result]:
-        def measure(config: StageConfig) -> Result:
+    def _measuring(self, ledger: Ledger, run: OpenRun, kernel: str, search: Search) -> Callable[[SearchConfig], Result]:
+        def measure(config: SearchConfig) -> Result:
             result = self.backend.measure(kernel, ledger.shape, config)
             ledger.add(run, kernel, config, result, lambda: search.finished(config, result))
             self.watch.trial(len(search.results), search.best_us(), result.median_us)
@@ -243,17 +255,17 @@ class Tuner:
         self,
         ledger: Ledger,
         tuned: Tuned,
-        seeds: list[LaunchConfig],
+        seeds: Sequence[WholeConfig],
         deadline: float | None,
         seconds: float | None,
     ) -> None:
         """Measure the finalists end to end and decide."""
         shape, count = tuned.shape, self.options.finalists
-        champion = ledger.champion()
+        champion = self._champion(ledger)
         wanted = self._finalists(tuned, champion, seeds[0], count)
         self.watch.start("pairs", shape, len(wanted))
         with ledger.run(
-            "kda",
+            self.options.kernel,
             trigger=self.options.trigger,
             sampler="finalists",
             trials=len(wanted),
@@ -262,7 +274,8 @@ class Tuner:
         ) as run:
             tuned.run_id = run.id
             duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
-            tuned.pairs = duel.results
+            if self.options.kernel == "kda":  # of another kernel the search has counted them
+                tuned.pairs = duel.results
             for pair in wanted:
                 must = pair in (seeds[0], champion.config if champion else None)
                 if must or deadline is None or time.monotonic() < deadline:
@@ -281,9 +294,10 @@ class Tuner:
             tuned.served = tuned.promotion.config if serves else None if champion is None else champion.config
 
     def _finalists(
-        self, tuned: Tuned, champion: Champion | None, default: LaunchConfig, count: int
-    ) -> list[LaunchConfig]:
+        self, tuned: Tuned, champion: Champion | OtherChampion | None, default: WholeConfig, count: int
+    ) -> Sequence[WholeConfig]:
         """The default and the champion, then the best of both stages crossed, most promising first."""
+        assert isinstance(default, LaunchConfig)  # noqa: S101 - of kernel kda
         first = [default] if champion is None else [default, champion.config]
         k1s, k2s = (tuned.stages[k].ranked()[:count] for k in ("k1", "k2"))
         crossed = sorted(

@@ -31,10 +31,11 @@ class DeviceError(KdatuneError):
 
 @dataclass(frozen=True)
 class DeviceModules:
-    """Import strings of the modules that the child measures with."""
+    """Import strings of the modules that the child measures with, and the other kernel that it measures, if any."""
 
     bench: str = "kdatune_kernels.bench"
     gpu: str = "kdatune_kernels.gpu"
+    kernel: str | None = None
 
 
 class Worker:
@@ -117,6 +118,7 @@ class _Child:
         self._answers, child_end = os.pipe()
         requests_end, self._requests = os.pipe()
         command = [sys.executable, "-m", "kdatune_tuner.worker_main", modules.bench, modules.gpu]
+        command += [] if modules.kernel is None else [modules.kernel]
         self._process = subprocess.Popen(command, stdin=requests_end, stdout=child_end, stderr=self._stderr)
         os.close(child_end)
         os.close(requests_end)

@@ -1,8 +1,8 @@
 """The child process that touches the card: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-Started by worker.Worker as `python -m kdatune_tuner.worker_main BENCH GPU` (the device modules by import string). A bad
-config is answered with its outcome; anything else that goes wrong is a programming error and is answered with its
-traceback, which the parent raises.
+Started by worker.Worker as `python -m kdatune_tuner.worker_main BENCH GPU [KERNEL]`: the device modules by import string,
+and another kernel than kda by its name (then BENCH is bench_others). A bad config is answered with its outcome; anything
+else that goes wrong is a programming error and is answered with its traceback, which the parent raises.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import TextIO
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.errors import UsageError
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
@@ -28,6 +29,8 @@ from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import OtherConfig
 
 _CONFIGS: dict[str, Any] = {"k1": K1Config, "k2": K2Config, "kda": LaunchConfig}
 _DEVICE = "cuda"
@@ -94,7 +97,65 @@ class Device:
         return {"sm_clock_mhz": mhz, "throttle_reasons": reasons}
 
 
-def answer(device: Device, request: Json) -> Json:
+class OtherDevice:
+    """The same for a kernel of others: it is checked and timed on the shape that is asked for."""
+
+    def __init__(self, bench: Any, gpu: Any, kernel: str) -> None:
+        self.bench = bench
+        self.gpu = gpu
+        self.kernel = registry().require(kernel)
+        self._shape = ""
+        self._problem: Any = None
+        self._checks: dict[str, Json] = {}
+        self.opening = False
+
+    def hello(self) -> Json:
+        """What card, or Triton's interpreter, and software this is."""
+        gpu, build, regime = self.bench.facts(self.kernel, self.gpu)
+        return {"gpu": to_json(gpu), "build": to_json(build), "regime": regime}
+
+    def check(self, request: Json) -> Json:
+        """Compile and verify a config on a shape; once a shape, the answer is kept."""
+        problem, config = self._open(request["shape"]), OtherConfig(request["config"])
+        if config.text not in self._checks:
+            self._checks[config.text] = dataclasses.asdict(self.bench.check(problem, config))
+        return self._checks[config.text]
+
+    def measure(self, request: Json) -> Json:
+        """Check a config, then time it."""
+        checked = self.check(request)
+        return checked if checked["outcome"] != "ok" else checked | self.time(request)
+
+    def time(self, request: Json) -> Json:
+        """Time a config on a shape."""
+        (samples,) = self._times(request, [request["config"]])
+        return {"outcome": "ok", "samples_us": sorted(samples)} | self._clock()
+
+    def interleave(self, request: Json) -> Json:
+        """Time several configs in alternating rounds."""
+        return {"outcome": "ok", "rounds_us": self._times(request, request["configs"])} | self._clock()
+
+    def _times(self, request: Json, configs: list[Json]) -> list[list[float]]:
+        problem = self._open(request["shape"])
+        times: list[list[float]] = self.bench.time_interleaved_us(
+            problem, [OtherConfig(config) for config in configs], samples=request["samples"]
+        )
+        return times
+
+    def _open(self, shape: str) -> Any:
+        if shape != self._shape:
+            self._problem, self._shape, self._checks = None, "", {}
+            self.opening = True
+            self._problem, self._shape = self.bench.open_problem(self.kernel, self.kernel.parse_shape(shape)), shape
+            self.opening = False
+        return self._problem
+
+    def _clock(self) -> Json:
+        mhz, reasons = self.gpu.clock_state()
+        return {"sm_clock_mhz": mhz, "throttle_reasons": reasons}
+
+
+def answer(device: Device | OtherDevice, request: Json) -> Json:
     """One request's answer."""
     device.opening = False
     ops = {"check": device.check, "measure": device.measure, "time": device.time, "interleave": device.interleave}
@@ -130,7 +191,11 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        device = Device(importlib.import_module(sys.argv[1]), importlib.import_module(sys.argv[2]))
+        modules = importlib.import_module(sys.argv[1]), importlib.import_module(sys.argv[2])
+        device = OtherDevice(*modules, sys.argv[3]) if len(sys.argv) > 3 else Device(*modules)
+    except UsageError as error:  # the kernel is not installed, or cannot be used
+        _reply(replies, {"refused": str(error)})
+        return
     except ImportError as error:
         _reply(
             replies,
