@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,16 +34,23 @@ from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.index import MatchIndex
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
+from kdatune_kernels.others import OtherChampion
+from kdatune_kernels.others import OtherIndex
+from kdatune_kernels.others import OtherMatch
 from kdatune_kernels.snapshot import SCHEMA
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import dump_champion
 from kdatune_kernels.snapshot import dump_snapshot
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.changes import Mark
 from kdatune_tuner.store.changes import changes
 from kdatune_tuner.store.changes import newest_mark
 from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.other_champions import marked_others
+from kdatune_tuner.store.other_champions import other_champions
 from kdatune_tuner.store.queries import champions
 from kdatune_tuner.store.queries import gpus
 
@@ -61,8 +69,17 @@ MAX_ANSWERS = 10_000
 class View:
     """The champions that may be served to one card (same card or same silicon), indexed."""
 
-    def __init__(self, gpu: Gpu, generation: int, champions: Iterable[Champion], texts: "Texts") -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        generation: int,
+        champions: Iterable[Champion],
+        texts: "Texts",
+        others: Sequence[OtherChampion] = (),
+    ) -> None:
         self.gpu = gpu
+        self._others = others
+        self._other_indices: dict[str, OtherIndex] = {}
         self.generation = generation
         self._texts = texts
         self._snapshot: Document | None = None
@@ -78,6 +95,21 @@ class View:
         """`match.find` over all champions."""
         return self._index.find(shape)
 
+    def find_other(self, kernel: str, shape: OtherShape) -> OtherMatch | None:
+        """The same of a kernel of others; None where it is not installed and the very shape is not tuned.
+
+        Raises:
+            ConfigError: nothing answers, and the kernel has no default that can be read.
+        """
+        index = self._other_indices.get(kernel)
+        if index is None:
+            installed = registry().get(kernel)
+            mine = [one for one in self._others if one.kernel == kernel]
+            index = OtherIndex(mine, self.gpu, installed)
+            if mine or installed is not None:  # a caller may make up names: what is kept is bounded
+                self._other_indices[kernel] = index
+        return index.find(shape)
+
     @property
     def is_rendered(self) -> bool:
         """Whether `snapshot` takes no time."""
@@ -87,7 +119,9 @@ class View:
         """Write the snapshot document down, plain and compressed, once."""
         with self._lock:
             if self._snapshot is None:
-                head = json.dumps(dump_snapshot(Snapshot(SCHEMA, self.gpu, self.generation)), separators=(",", ":"))
+                others = [one for one in self._others if self.gpu.sameness(one.gpu) in ("exact", "silicon")]
+                empty = Snapshot(SCHEMA, self.gpu, self.generation, others=tuple(others))
+                head = json.dumps(dump_snapshot(empty), separators=(",", ":"))
                 entries = b",".join(map(self._texts.of, self.served))
                 # the document of no champions ends in an empty list: they go inside
                 body = head.encode().removesuffix(b"]}") + entries + b"]}"
@@ -136,7 +170,15 @@ class Answer:
 class ChampionIndex:
     """Every champion of one generation, newest promotion first. Immutable but for what it remembers to save work."""
 
-    def __init__(self, mark: Mark, found: Iterable[Champion], tuned: Sequence[Gpu], texts: Texts | None = None) -> None:
+    def __init__(
+        self,
+        mark: Mark,
+        found: Iterable[Champion],
+        tuned: Sequence[Gpu],
+        texts: Texts | None = None,
+        others: Iterable[OtherChampion] = (),
+    ) -> None:
+        self.others = tuple(sorted(others, key=lambda c: -c.generation))
         self.mark = mark
         self.generation = mark.generation
         self.found = tuple(sorted(found, key=lambda c: -c.generation))
@@ -154,7 +196,7 @@ class ChampionIndex:
 
     @property
     def count(self) -> int:
-        return sum(len(group) for group in self._by_gpu.values())
+        return len(self.found) + len(self.others)
 
     def view(self, gpu: Gpu) -> View:
         """What may be served to the card. Made once a card and generation."""
@@ -170,7 +212,7 @@ class ChampionIndex:
         """Make the views that were asked for before, here and not while a request waits."""
         self.texts.keep(self.found)
         for gpu in list(before._views):
-            if gpu in self._by_gpu:
+            if gpu in self._by_gpu or any(one.gpu == gpu for one in self.others):
                 self.view(gpu)
 
     def remember(self, question: bytes, answer: Answer) -> None:
@@ -197,10 +239,13 @@ class ChampionIndex:
             else:
                 others.append(group[0])
         merged = heapq.merge(*served, key=lambda champion: -champion.generation)
-        return View(gpu, self.generation, [*merged, *others], self.texts)
+        return View(gpu, self.generation, [*merged, *others], self.texts, self.others)
 
 
-def _unmarked(champion: Champion) -> Champion:
+AnyChampion = TypeVar("AnyChampion", Champion, OtherChampion)
+
+
+def _unmarked(champion: AnyChampion) -> AnyChampion:
     """As the store gave it: what is stale is decided anew, by what is newest now."""
     return champion if champion.stale_reason is None else replace(champion, stale_reason=None)
 
@@ -312,11 +357,14 @@ class ChampionCache:
             changed = changes(session, known.mark) if known is not None and same_cards else None
             if known is None or changed is None:
                 found = champions(session)
+                others = other_champions(session)
             else:
                 found = [_unmarked(c) for c in known.found if c.shape not in changed.shapes]
                 found.extend(changed.champions)
+                others = [_unmarked(c) for c in known.others if (c.kernel, c.shape) not in changed.other_keys]
+                others.extend(changed.others)
         texts = None if known is None else known.texts
-        index = ChampionIndex(newest, marked(found), cards, texts)
+        index = ChampionIndex(newest, marked(found), cards, texts, marked_others(others))
         if known is not None:
             index.follow(known)
         if changed is None and index.count >= MANY_CHAMPIONS:

@@ -14,23 +14,29 @@ from pydantic import BaseModel
 from pydantic import BeforeValidator
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import JsonValue
 from pydantic import StringConstraints
+from pydantic import ValidationInfo
 from pydantic import WithJsonSchema
+from pydantic import field_validator
 from pydantic import model_validator
 
 from kdatune_api.problems import FieldError
+from kdatune_api.schemas import SHAPE_BODY_SCHEMA
 from kdatune_api.schemas import GpuName
-from kdatune_api.schemas import shape_body
+from kdatune_api.schemas import KernelName
+from kdatune_api.schemas import shape_of_kernel
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
-from kdatune_kernels.spec import Kernel
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import gpu_of
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import is_other
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import CONFIG_TYPES
 from kdatune_tuner.store.convert import is_text
@@ -67,9 +73,16 @@ Words = Annotated[str, StringConstraints(max_length=200)]
 PostedConfig = Annotated[
     Any,
     WithJsonSchema(
-        {"anyOf": [{"$ref": f"#/components/schemas/{cls.__name__}"} for cls in (LaunchConfig, K1Config, K2Config)]}
+        {
+            "anyOf": [
+                *({"$ref": f"#/components/schemas/{cls.__name__}"} for cls in (LaunchConfig, K1Config, K2Config)),
+                {"type": "object"},
+            ]
+        }
     ),
-    Field(description="LaunchConfig, K1Config or K2Config, by kernel; every field present, null included"),
+    Field(
+        description="LaunchConfig, K1Config or K2Config, by kernel; every field present, null included; of others their own"
+    ),
 ]
 
 
@@ -78,8 +91,8 @@ class PostedResult(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kernel: Kernel
-    shape: Annotated[Shape, BeforeValidator(shape_body)]
+    kernel: KernelName = Field(description="k1, k2, kda, or another kernel that is installed where the service runs")
+    shape: Annotated[Any, WithJsonSchema(SHAPE_BODY_SCHEMA)]
     config: PostedConfig
     outcome: Outcome
     detail: Annotated[str, StringConstraints(max_length=MAX_DETAIL_CHARS)] | None = None
@@ -103,9 +116,22 @@ class PostedResult(BaseModel):
     )
     measured_at: AwareDatetime = Field(description="RFC 3339; part of what makes a result the same as another")
 
+    @field_validator("kernel")
+    @classmethod
+    def _is_known(cls, kernel: str) -> str:
+        if is_other(kernel) and registry().get(kernel) is None:
+            raise ValueError(f"{kernel} is not installed here, so what is posted about it cannot be checked")
+        return kernel
+
+    @field_validator("shape")
+    @classmethod
+    def _is_a_shape(cls, value: Any, info: ValidationInfo) -> Any:
+        return shape_of_kernel(info.data.get("kernel", "kda"), value)
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        self.config = from_json(CONFIG_TYPES[self.kernel], self.config)
+        other = is_other(self.kernel)
+        self.config = OtherConfig(self.config) if other else from_json(CONFIG_TYPES[self.kernel], self.config)
         times = (self.p20_us, self.median_us, self.p80_us)
         if self.outcome is Outcome.OK:
             if self.median_us is None:
@@ -161,7 +187,7 @@ class RolledBack(BaseModel):
     """What is served now."""
 
     generation: int
-    config: LaunchConfig | None = Field(description="null: the default config")
+    config: LaunchConfig | dict[str, JsonValue] | None = Field(description="null: the default config")
 
 
 def gpu_errors(gpu: Gpu, stored: Gpu | None) -> list[FieldError]:

@@ -61,6 +61,12 @@ UNKNOWN_GPU = Kind(
     "No GPU model of this name is known",
     "Neither tuned nor in the list of known cards: give its sm_count and compute_capability in the query.",
 )
+UNKNOWN_KERNEL = Kind(
+    "unknown-kernel",
+    404,
+    "Nothing is known of this kernel here",
+    "It is not installed where the service runs, so only the very shapes that are tuned can be served.",
+)
 UNSUPPORTED = Kind(
     "unsupported",
     422,
@@ -77,6 +83,8 @@ FORBIDDEN = Kind(
     "forbidden", 403, "The token may not do this", "The token is valid, but lacks the scope that `detail` names."
 )
 UNKNOWN_PROMOTION = Kind("unknown-promotion", 404, "No promotion has this id", "See /v1/promotions.")
+UNKNOWN_NIGHT = Kind("unknown-night", 404, "No night has this id", "See /nights.")
+UNKNOWN_REGRESSION = Kind("unknown-regression", 404, "No regression has this id", "See /v1/regressions.")
 CONFLICT = Kind(
     "conflict",
     409,
@@ -101,7 +109,10 @@ PROBLEMS = (
     UNAUTHENTICATED,
     FORBIDDEN,
     UNKNOWN_GPU,
+    UNKNOWN_KERNEL,
     UNKNOWN_PROMOTION,
+    UNKNOWN_NIGHT,
+    UNKNOWN_REGRESSION,
     CONFLICT,
     UNSUPPORTED,
     BODY_TOO_LARGE,

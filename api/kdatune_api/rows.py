@@ -11,18 +11,22 @@ from pydantic import BaseModel
 from pydantic import Field
 from pydantic import JsonValue
 
+from kdatune_api.schemas import KernelName
+from kdatune_api.schemas import ShapeJson
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
-from kdatune_kernels.spec import Kernel
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.records import Decision
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import rfc3339
 
 ConfigJson = dict[str, JsonValue]
-_CONFIG = "K1Config, K2Config or LaunchConfig as JSON, by kernel; every field present, null included"
+_CONFIG = (
+    "K1Config, K2Config or LaunchConfig as JSON, by kernel; every field present, null included; of others their own"
+)
 _TIME = "RFC 3339, UTC"
 
 
@@ -30,9 +34,9 @@ class KeyRow(BaseModel):
     """What a row is about."""
 
     id: int
-    kernel: Kernel
+    kernel: KernelName
     gpu_name: str
-    shape: Shape
+    shape: ShapeJson
     shape_key: str
 
 
@@ -146,7 +150,7 @@ class GpuOut(BaseModel):
 
 
 @functools.lru_cache(maxsize=1024)
-def _shape_json(shape: Shape) -> Json:
+def _shape_json(shape: Shape | OtherShape) -> Json:
     """Rows of a page are of few shapes. The dict is shared: it is only ever copied from and written out."""
     return {"shape": to_json(shape), "shape_key": shape.key()}
 
@@ -158,7 +162,7 @@ def row_json(record: Any) -> Json:
         value = getattr(record, field.name)
         if field.name == "config_json":
             out["config"] = None if value is None else json.loads(value)
-        elif isinstance(value, Shape):
+        elif isinstance(value, Shape | OtherShape):
             out |= _shape_json(value)
         elif isinstance(value, Gpu):
             out[field.name] = to_json(value)

@@ -4,7 +4,6 @@ The values of kdatune_kernels.spec are used as they are: what is served is their
 """
 
 from functools import cached_property
-from functools import partial
 from typing import Annotated
 from typing import Any
 from typing import Generic
@@ -18,9 +17,14 @@ from pydantic import BaseModel
 from pydantic import BeforeValidator
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import JsonValue
 from pydantic import StringConstraints
+from pydantic import ValidationInfo
+from pydantic import WithJsonSchema
+from pydantic import field_validator
 from pydantic import model_validator
 
+from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.match import MatchKind
 from kdatune_kernels.spec import MAX_DIMENSION
 from kdatune_kernels.spec import Build
@@ -34,9 +38,18 @@ from kdatune_kernels.spec import StateDtype
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import parse_field
 from kdatune_kernels.spec import parse_shape
+from kdatune_kernels.tunable import parse_shape_of
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import KERNEL_NAME
+from kdatune_kernels.values import MAX_KEY_CHARS
+from kdatune_kernels.values import OtherConfig
+from kdatune_kernels.values import OtherShape
+from kdatune_kernels.values import is_other
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.writes import MAX_DEMAND_COUNT
 
+SHAPE_BODY_SCHEMA = {"anyOf": [{"$ref": "#/components/schemas/Shape"}, {"type": "object"}]}
+_MISSING = object()
 MAX_GPU_NAME_CHARS = 200
 MAX_ID = (1 << 31) - 1
 MAX_DEMAND_ITEMS = 1000
@@ -69,12 +82,35 @@ def shape_body(value: Any) -> Any:
     return from_json(Shape, {"HV": value["H"], **value}, strict=False)
 
 
-def _launch_config_body(value: Any) -> Any:
-    return from_json(LaunchConfig, value) if isinstance(value, dict) else value
+def shape_of_kernel(kernel: str, value: Any) -> Any:
+    """The shape of a body: of KDA's kernels as `shape_body`, of another by that kernel where it is installed."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")  # noqa: TRY004 - pydantic reads a ValueError
+    if not is_other(kernel):
+        return shape_body(value)
+    installed = registry().get(kernel)
+    return OtherShape(value) if installed is None else installed.shape(value)
+
+
+def shape_key_of_kernel(kernel: str, text: str) -> Shape | OtherShape:
+    """A shape key of any kernel. Raises ShapeError, which is a ValueError."""
+    return parse_shape_of(kernel, text) if is_other(kernel) else parse_shape(text)
+
+
+def _served(value: str) -> str:
+    if value in ("k1", "k2"):
+        raise ValueError(f"{value} is a stage of kda, which is launched and served as a whole")
+    return value
+
+
+def _given(value: Any) -> Any:
+    if value is _MISSING:
+        raise ValueError("is missing; a shape is N, H and T, or shape=, which every kernel has")
+    return value
 
 
 def _field(name: str) -> BeforeValidator:
-    return BeforeValidator(partial(_shape_field, name))
+    return BeforeValidator(lambda value: _shape_field(name, _given(value)))
 
 
 _AT_LEAST_ONE = Field(ge=1, le=MAX_DIMENSION)
@@ -87,6 +123,13 @@ def plain_int(value: Any) -> Any:
     return value
 
 
+KernelName = Annotated[str, StringConstraints(pattern=f"^{KERNEL_NAME}$")]
+ShapeText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_KEY_CHARS)]
+ShapeJson = Annotated[
+    dict[str, JsonValue],
+    WithJsonSchema({"anyOf": [{"$ref": "#/components/schemas/Shape"}, {"type": "object"}]}),
+    Field(description="of kda a Shape; of another kernel its own fields"),
+]
 GpuName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GPU_NAME_CHARS), AfterValidator(_printable)]
 ShapeKey = Annotated[str, StringConstraints(min_length=1, max_length=400), AfterValidator(_shape_key)]
 SmCount = Annotated[int, Field(ge=1, le=4096), BeforeValidator(plain_int)]
@@ -114,11 +157,18 @@ class ResolveQuery(GpuFacts):
     """One request for a launch config."""
 
     gpu: GpuName = Field(description="GPU model, as the driver names it")
-    kernel: Literal["kda"] = Field(default="kda", description="kda: K1 and K2 together")
-    N: Annotated[int, _AT_LEAST_ONE, _field("N")] = Field(description="sequences")
-    H: Annotated[int, _AT_LEAST_ONE, _field("H")] = Field(description="query/key heads")
-    T: Annotated[int, Field(ge=0, le=MAX_DIMENSION), _field("T")] = Field(
-        description="tokens in total, over all sequences"
+    kernel: Annotated[KernelName, AfterValidator(_served)] = Field(
+        default="kda", description="kda (K1 and K2 together), or a kernel of others"
+    )
+    asked_shape: Annotated[ShapeText | None, BeforeValidator(_given)] = Field(
+        default=None,
+        alias="shape",
+        description="the shape key, e.g. rows=4096,columns=8192; of kda the parameters below may be given instead",
+    )
+    N: Annotated[Annotated[int, _AT_LEAST_ONE] | None, _field("N")] = Field(default=None, description="sequences")
+    H: Annotated[Annotated[int, _AT_LEAST_ONE] | None, _field("H")] = Field(default=None, description="query/key heads")
+    T: Annotated[Annotated[int, Field(ge=0, le=MAX_DIMENSION)] | None, _field("T")] = Field(
+        default=None, description="tokens in total, over all sequences"
     )
     HV: Annotated[Annotated[int, _AT_LEAST_ONE] | None, _field("HV")] = Field(
         default=None, description="value heads; as many as H if left out"
@@ -135,9 +185,30 @@ class ResolveQuery(GpuFacts):
     state_v_first: Annotated[bool, _field("state_v_first")] = Field(default=False, description="state is [V, K]")
     state_dtype: StateDtype = "fp32"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _needs(cls, values: Any) -> Any:
+        """What must be there hangs on the kernel: it is marked as missing where it is, so that the error names it."""
+        if not isinstance(values, dict) or values.get("shape") is not None:
+            return values
+        needed = ("N", "H", "T") if values.get("kernel", "kda") == "kda" else ("shape",)
+        return {**dict.fromkeys(needed, _MISSING), **values}
+
+    @field_validator("asked_shape")
+    @classmethod
+    def _can_be_read(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None and "kernel" in info.data:
+            shape_key_of_kernel(info.data["kernel"], text)
+        return text
+
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> Shape | OtherShape:
         """The problem shape. Raises ShapeError, which validation has ruled out."""
+        if self.asked_shape is not None:
+            both = sorted(self.model_fields_set & set(_SHAPE_HINTS))
+            if both:
+                raise ShapeError(f"shape is given, and {', '.join(both)} beside it: give one or the other")
+            return shape_key_of_kernel(self.kernel, self.asked_shape)
         values = {name: getattr(self, name) for name in _SHAPE_HINTS}
         return Shape(**values | {"HV": self.H if self.HV is None else self.HV})
 
@@ -150,9 +221,9 @@ class ResolveQuery(GpuFacts):
 class Provenance(BaseModel):
     """Where a config comes from: the champion's card, shape, measurement and build."""
 
-    kernel: Kernel
+    kernel: KernelName
     gpu: Gpu
-    shape: Shape
+    shape: ShapeJson
     shape_key: str
     generation: int = Field(description="number of the promotion")
     measured_at: str | None = Field(description="RFC 3339, UTC")
@@ -166,19 +237,22 @@ class Requested(BaseModel):
     gpu_source: Literal["tuned", "known", "given"] = Field(
         description="tuned: in the store; known: in the list of known cards; given: from the query"
     )
-    shape: Shape
+    shape: ShapeJson
     shape_key: str
 
 
 class Resolved(BaseModel):
     """A launch config for one card and shape, and why it is this one."""
 
-    config: LaunchConfig
+    config: LaunchConfig | dict[str, JsonValue] = Field(
+        description="of kda a LaunchConfig; of another kernel its own fields"
+    )
     match: MatchKind
     gpu_level: GpuLevel = Field(description="how far the tuned card is the same as the one asked for")
     reason: str
     expected_regret: float | None = Field(
-        description="expected time over the best possible time (x, >= 1); null: not known"
+        description="expected time over the best possible time (x, >= 1): 1 for an exact answer, else what nearest answers "
+        "were measured to cost near by; null: not known, as of a default"
     )
     generation: int = Field(description="the store's generation that the answer is of")
     measured_us: float | None = Field(description="measured for the shape in provenance")
@@ -202,6 +276,24 @@ class SnapshotChampion(BaseModel):
     build: Build | None
     measured_at: str | None
     stale_reason: str | None
+    nearest_regret: float | None = Field(
+        description="what the nearest answer would have cost for this shape (time over the best, x); null: not known"
+    )
+
+
+class OtherSnapshotChampion(BaseModel):
+    """One champion of another kernel. What its config means, only that kernel knows."""
+
+    kernel: KernelName
+    gpu: Gpu
+    shape: dict[str, JsonValue]
+    config: dict[str, JsonValue]
+    generation: int
+    measured_us: float | None
+    default_us: float | None
+    build: Build | None
+    measured_at: str | None
+    stale_reason: str | None
 
 
 class SnapshotDocument(BaseModel):
@@ -210,6 +302,7 @@ class SnapshotDocument(BaseModel):
     snapshot_schema: Literal[1] = Field(alias="schema")
     gpu: Gpu
     generation: int
+    others: list[OtherSnapshotChampion] = Field(description="champions of other kernels than kda")
     champions: list[SnapshotChampion]
 
 
@@ -218,7 +311,11 @@ class Quarantined(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    config: Annotated[LaunchConfig, BeforeValidator(_launch_config_body)]
+    config: Annotated[
+        Any,
+        WithJsonSchema({"anyOf": [{"$ref": "#/components/schemas/LaunchConfig"}, {"type": "object"}]}),
+        Field(description="of kda a LaunchConfig, every field present; of another kernel its own fields"),
+    ]
     reason: Annotated[str, StringConstraints(max_length=2000)]
 
 
@@ -228,8 +325,8 @@ class DemandItem(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     gpu: GpuName
-    kernel: Kernel = "kda"
-    shape: Annotated[Shape, BeforeValidator(shape_body)]
+    kernel: KernelName = "kda"
+    shape: Annotated[Any, WithJsonSchema(SHAPE_BODY_SCHEMA)]
     count: int = Field(
         default=1,
         ge=1,
@@ -238,6 +335,20 @@ class DemandItem(BaseModel):
         description=f"launches; of one report at most {MAX_DEMAND_COUNT} are counted for a key",
     )
     quarantined: Quarantined | None = Field(default=None, description="set when a served config could not be used")
+
+    @field_validator("shape")
+    @classmethod
+    def _is_a_shape(cls, value: Any, info: ValidationInfo) -> Any:
+        return shape_of_kernel(info.data.get("kernel", "kda"), value)
+
+    @model_validator(mode="after")
+    def _is_a_config(self) -> Self:
+        if self.quarantined is not None:
+            given = self.quarantined.config
+            if not isinstance(given, dict):
+                raise ValueError("quarantined.config must be a JSON object")
+            self.quarantined.config = OtherConfig(given) if is_other(self.kernel) else from_json(LaunchConfig, given)
+        return self
 
 
 class DemandReport(BaseModel):

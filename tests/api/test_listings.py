@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_named(local, is_problem, path, params):
         ("/v1/measurements", {"run_id": "2147483648"}),
         ("/v1/measurements", {"shape": "N=1"}),
         ("/v1/measurements", {"shape": "N=1,H=2,T=3,HV=3"}),
-        ("/v1/measurements", {"kernel": "k3"}),
+        ("/v1/measurements", {"kernel": "K3"}),
         ("/v1/promotions", {"decision": "yes"}),
         ("/v1/runs", {"state": "lost"}),
         ("/v1/profiles", {"stage": "kda"}),

@@ -19,6 +19,7 @@ from kdatune_api.pages.board import path_of
 from kdatune_api.pages.board import read_board
 from kdatune_api.pages.filters import search_filters
 from kdatune_api.pages.filters import select
+from kdatune_api.pages.other_kernels import others_table
 from kdatune_api.pages.overview import EMPTY
 from kdatune_api.pages.overview import NO_MATCH
 from kdatune_api.pages.overview import STATUSES
@@ -69,12 +70,13 @@ def configs(request: Request, query: Annotated[OverviewQuery, Query()], service:
         board = read_board(s, state_of(request))
         entries = [e for e in board.chosen(query) if query.status is None or has_status(e, query.status)]
         table = champions_table(s, entries, query)
+        others = others_table(s, query.gpu, query)
     return respond(
         request,
         "configs.html",
         query,
         here="configs",
-        tables={"configs": table},
+        tables={"configs": table, "others": others},
         filters=[*search_filters(board, query), select("status", "Status", query.status, STATUSES, "all")],
         is_empty=not board.entries,
         empty=EMPTY,

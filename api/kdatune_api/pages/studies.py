@@ -49,6 +49,7 @@ from kdatune_api.pages.tables import shape_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_kernels.spec import Json
+from kdatune_kernels.values import is_other
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.dashboard_lists import RunFilter
 from kdatune_tuner.store.dashboard_lists import best_of_runs
@@ -158,11 +159,14 @@ def run_table(s: Session, wanted: RunFilter, query: ViewQuery) -> Table:
 def _run_cells(run: RunRow, count: int, best_us: float | None) -> list[Cell]:
     key = run.shape.key()
     failed = sum(n for outcome, n in (run.outcome_counts or {}).items() if outcome != Outcome.OK)
-    href = f"{path_of('studies', run.gpu_name, key)}?{urlencode({'kernel': run.kernel, 'run': run.id})}"
+    path = path_of("studies", run.gpu_name, key)
+    other = is_other(run.kernel)  # the page of a study knows KDA's configs only
     return [
-        Cell(run.id, text.integer(run.id), href),
-        shape_cell(key, f"{path_of('studies', run.gpu_name, key)}?kernel={run.kernel}"),
-        Cell(run.kernel, "pairs" if run.kernel == "kda" else run.kernel.upper()),
+        Cell(
+            run.id, text.integer(run.id), "" if other else f"{path}?{urlencode({'kernel': run.kernel, 'run': run.id})}"
+        ),
+        shape_cell(key, "" if other else f"{path}?kernel={run.kernel}"),
+        Cell(run.kernel, "pairs" if run.kernel == "kda" else run.kernel if other else run.kernel.upper()),
         Cell(run.gpu_name),
         Cell(run.trigger),
         Cell(run.sampler),

@@ -21,6 +21,7 @@ from kdatune_api.deps import ServiceDep
 from kdatune_api.deps import strict_query
 from kdatune_api.openapi import CACHED
 from kdatune_api.openapi import errors
+from kdatune_api.other_kernels import find_other
 from kdatune_api.problems import UNSUPPORTED
 from kdatune_api.problems import ProblemError
 from kdatune_api.remember import RememberingRoute
@@ -28,10 +29,12 @@ from kdatune_api.remember import answer_with
 from kdatune_api.schemas import Resolved
 from kdatune_api.schemas import ResolveQuery
 from kdatune_kernels.match import Match
+from kdatune_kernels.others import OtherMatch
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.values import OtherShape
 
 PATH = "/v1/configs/resolve"
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
@@ -61,7 +64,7 @@ def answer_at_once(query_string: bytes, index: ChampionIndex) -> Answer | None:
     if query is None or card is None:
         return None
     try:
-        return _answer(index, card, query.shape)
+        return _answer(index, card, query)
     except ProblemError:
         return None
 
@@ -76,11 +79,16 @@ def answer_at_once(query_string: bytes, index: ChampionIndex) -> Answer | None:
 async def resolve(request: Request, query: Annotated[ResolveQuery, Query()], service: ServiceDep) -> Response:
     index = await service.champions.current()
     card = await find_card(service, index, query.gpu, query)
-    return answer_with(request, service, index, _answer(index, card, query.shape))
+    return answer_with(request, service, index, _answer(index, card, query))
 
 
-def _answer(index: ChampionIndex, card: Card, shape: Shape) -> Answer:
+def _answer(index: ChampionIndex, card: Card, query: ResolveQuery) -> Answer:
     """Raises ProblemError when no config runs the shape on the card."""
+    shape = query.shape
+    if isinstance(shape, OtherShape):
+        answered = find_other(index, card.gpu, query.kernel, shape)
+        body = _COMPACT.encode(_body(answered, card, shape, index.generation)).encode()
+        return Answer(document(index.generation, body), answered.match, PATH)
     found = index.view(card.gpu).find(shape)
     if found.champion is None:
         refused = config_ok(found.config, shape, card.gpu)
@@ -90,7 +98,7 @@ def _answer(index: ChampionIndex, card: Card, shape: Shape) -> Answer:
     return Answer(document(index.generation, body), found.match, PATH)
 
 
-def _body(found: Match, card: Card, shape: Shape, generation: int) -> Json:
+def _body(found: Match | OtherMatch, card: Card, shape: Shape | OtherShape, generation: int) -> Json:
     champion = found.champion
     return {
         "config": to_json(found.config),

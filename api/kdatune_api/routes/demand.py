@@ -19,6 +19,7 @@ from kdatune_api.schemas import DemandReport
 from kdatune_api.schemas import DemandStored
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
+from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.access import Scope
 from kdatune_tuner.store.intake import demand_room
 from kdatune_tuner.store.intake import has_demand
@@ -47,7 +48,7 @@ def demand(report: Annotated[DemandReport, Body()], service: ServiceDep) -> Dema
     refused = [item for item in report.items if item.quarantined is not None]
     _note(refused)
     service.metrics.quarantined.inc(len(refused))
-    counts: dict[tuple[str, str, Shape], int] = {}
+    counts: dict[tuple[str, str, Shape | OtherShape], int] = {}
     for item in report.items:
         key = (item.gpu, item.kernel, item.shape)
         counts[key] = min(counts.get(key, 0) + item.count, MAX_DEMAND_COUNT)
@@ -66,7 +67,7 @@ def demand(report: Annotated[DemandReport, Body()], service: ServiceDep) -> Dema
     )
 
 
-def _store(session: Session, counts: dict[tuple[str, str, Shape], int]) -> int:
+def _store(session: Session, counts: dict[tuple[str, str, Shape | OtherShape], int]) -> int:
     """Store the misses; how many keys were left out, since the table is full."""
     room, left_out = demand_room(session), 0
     for (gpu, kernel, shape), count in counts.items():

@@ -22,6 +22,8 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 from pydantic import BeforeValidator
 from pydantic import Field
+from pydantic import ValidationInfo
+from pydantic import field_validator
 
 from kdatune_api.deps import Service
 from kdatune_api.deps import ServiceDep
@@ -37,12 +39,12 @@ from kdatune_api.rows import QuarantinedOut
 from kdatune_api.rows import RunOut
 from kdatune_api.schemas import MAX_ID
 from kdatune_api.schemas import GpuName
+from kdatune_api.schemas import KernelName
 from kdatune_api.schemas import Page
-from kdatune_api.schemas import ShapeKey
+from kdatune_api.schemas import ShapeText
 from kdatune_api.schemas import plain_int
+from kdatune_api.schemas import shape_key_of_kernel
 from kdatune_kernels.spec import Json
-from kdatune_kernels.spec import Kernel
-from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store import pages
 from kdatune_tuner.store.intake import page_quarantined
@@ -63,12 +65,19 @@ class GpuQuery(PageQuery):
 
 
 class KeyQuery(GpuQuery):
-    kernel: Kernel | None = Field(default=None, description="only this kernel")
-    shape: ShapeKey | None = Field(default=None, description="only this problem shape, e.g. N=1,H=96,T=8192")
+    kernel: KernelName | None = Field(default=None, description="only this kernel")
+    shape: ShapeText | None = Field(
+        default=None, description="only this problem shape, e.g. N=1,H=96,T=8192; of another kernel with kernel="
+    )
+
+    @field_validator("shape")
+    @classmethod
+    def _in_one_spelling(cls, text: str | None, info: ValidationInfo) -> str | None:
+        return None if text is None else shape_key_of_kernel(info.data.get("kernel") or "kda", text).key()
 
     def filters(self) -> Json:
         """The filters under the names of the store."""
-        shape = None if self.shape is None else parse_shape(self.shape)
+        shape = None if self.shape is None else shape_key_of_kernel(self.kernel or "kda", self.shape)
         return {"gpu_name": self.gpu, "kernel": self.kernel, "shape": shape}
 
 

@@ -24,9 +24,12 @@ from kdatune_api.problems import INVALID_REQUEST
 from kdatune_api.problems import FieldError
 from kdatune_api.problems import ProblemError
 from kdatune_kernels.space import config_ok
+from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import to_json
+from kdatune_kernels.tunable import registry
+from kdatune_kernels.values import is_other
 from kdatune_tuner.store import intake
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.access import Caller
@@ -108,8 +111,14 @@ def _config_errors(posted: PostedResults) -> list[FieldError]:
     return [
         FieldError(pointer=f"/results/{i}/config", detail=f"refused: {reason}")
         for i, result in enumerate(posted.results)
-        if (reason := config_ok(result.config, result.shape, posted.gpu)) is not None
+        if (reason := _refused(result, posted.gpu)) is not None
     ]
+
+
+def _refused(result: PostedResult, gpu: Gpu) -> str | None:
+    if is_other(result.kernel):
+        return registry().require(result.kernel).config_ok(result.config, result.shape, gpu)
+    return config_ok(result.config, result.shape, gpu)
 
 
 def _refuse(found: list[FieldError]) -> None:

@@ -72,5 +72,5 @@ def rollback(
     config = None if before is None or before.config_json is None else json.loads(before.config_json)
     return RolledBack(
         generation=generation,
-        config=None if config is None or wanted.kernel != "kda" else from_json(LaunchConfig, config),
+        config=config if config is None or wanted.kernel != "kda" else from_json(LaunchConfig, config),
     )
