@@ -29,7 +29,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from kdatune_api.caching import Document
 from kdatune_api.caching import document
 from kdatune_api.metrics import Metrics
-from kdatune_api.staleness import marked
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.index import MatchIndex
 from kdatune_kernels.match import Champion
@@ -53,6 +52,7 @@ from kdatune_tuner.store.other_champions import marked_others
 from kdatune_tuner.store.other_champions import other_champions
 from kdatune_tuner.store.queries import champions
 from kdatune_tuner.store.queries import gpus
+from kdatune_tuner.store.staleness import marked
 
 log = logging.getLogger("kdatune.api")
 

@@ -14,7 +14,6 @@ from kdatune_api.pages.params import SearchQuery
 from kdatune_api.pages.state import PagesState
 from kdatune_api.problems import UNKNOWN_GPU
 from kdatune_api.problems import ProblemError
-from kdatune_api.staleness import marked
 from kdatune_kernels.match import Champion
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Gpu
@@ -23,6 +22,7 @@ from kdatune_tuner.store import queries
 from kdatune_tuner.store.dashboard import Served
 from kdatune_tuner.store.dashboard import served_keys
 from kdatune_tuner.store.records import rfc3339
+from kdatune_tuner.store.staleness import marked
 
 _MAX_CARDS = 1000
 _ANY_SHAPE = shape_of(1, 1, 1)

@@ -373,3 +373,5 @@ class QuarantineModel(Base):
 
 # The tables of other modules: whoever imports this one has all of them.
 from kdatune_tuner.store import claims  # noqa: E402, F401
+from kdatune_tuner.store import night_models  # noqa: E402, F401
+from kdatune_tuner.store import regression_models  # noqa: E402, F401

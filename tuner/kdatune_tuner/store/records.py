@@ -1,6 +1,10 @@
 """What goes into the store and what comes out of it: frozen dataclasses, free of SQLAlchemy."""
 
 import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from dataclasses import field
 from datetime import UTC
@@ -13,10 +17,23 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.outcome import Outcome
 
+_CLOCK: ContextVar[Callable[[], datetime] | None] = ContextVar("kdatune_clock", default=None)
+
 
 def utc_now() -> datetime:
-    """Now, in UTC, timezone aware."""
-    return datetime.now(UTC)
+    """Now, in UTC, timezone aware: by the clock of `at_clock` inside its block, else by the machine's."""
+    now = _CLOCK.get()
+    return datetime.now(UTC) if now is None else now()
+
+
+@contextmanager
+def at_clock(now: Callable[[], datetime] | None) -> Iterator[None]:
+    """Inside the block every row is stamped by this clock; None is the machine's own."""
+    token = _CLOCK.set(now)
+    try:
+        yield
+    finally:
+        _CLOCK.reset(token)
 
 
 def rfc3339(moment: datetime) -> str:
