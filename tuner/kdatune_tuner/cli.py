@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done, 2 wrong usage, 1 failed, 130 interrupted; never a traceback for a known error."""
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 regressions found, 130 interrupted.
+
+A known error never comes with a traceback.
+"""
 
 import sys
 from typing import Annotated

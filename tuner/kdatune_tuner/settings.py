@@ -60,7 +60,12 @@ class Settings(BaseSettings):
     # Nightly
     nightly_budget_s: float = Field(default=7200.0, gt=0, description="wall-clock budget of one nightly run")
     drift_pct: float = Field(
-        default=5.0, gt=0, description="a champion slower than stored by more than this has drifted"
+        default=3.0,
+        gt=0,
+        description="a served config slower than before by more than this, relative to the reference kernel, has got slower",
+    )
+    machine_slower_pct: float = Field(
+        default=3.0, gt=0, description="a machine whose reference kernel is slower by more than this is reported"
     )
     max_age_days: float = Field(
         default=30.0, gt=0, description="a champion measured longer ago than this is looked at again"

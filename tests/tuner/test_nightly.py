@@ -1,0 +1,483 @@
+"""A night: what is judged and what is done about it, how it ends, how it goes on; on SQLite and PostgreSQL."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+
+import pytest
+from night_card import NightCard
+from sqlalchemy import Engine
+
+from kdatune_kernels.errors import StoreError
+from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import shape_of
+from kdatune_tuner.ncu.profiling import How
+from kdatune_tuner.night_report import Report
+from kdatune_tuner.night_report import text_lines
+from kdatune_tuner.nightly import Night
+from kdatune_tuner.nightly import NightOptions
+from kdatune_tuner.objective import Backend
+from kdatune_tuner.objective import Result
+from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.recording import SHIPPED
+from kdatune_tuner.recording import Recording
+from kdatune_tuner.recording import load_recording
+from kdatune_tuner.store import night
+from kdatune_tuner.store import queries
+from kdatune_tuner.store import writes
+from kdatune_tuner.store.engine import open_engine
+from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.engine import upgrade
+from kdatune_tuner.store.engine import writing
+from kdatune_tuner.store.intake import page_quarantined
+from kdatune_tuner.store.intake import report_quarantine
+from kdatune_tuner.store.night_lock import single_flight
+from kdatune_tuner.store.records import RunState
+from kdatune_tuner.store.records import at_clock
+from kdatune_tuner.tune import Options
+
+A, B = shape_of(1, 64, 8192), shape_of(1, 16, 8192)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return load_recording(SHIPPED)
+
+
+@pytest.fixture
+def card(recording: Recording) -> NightCard:
+    return NightCard(recording, 7)
+
+
+@pytest.fixture
+def sqlite(tmp_path) -> Iterator[Engine]:
+    """What does not depend on the database is tested on one of them."""
+    url = f"sqlite:///{tmp_path / 'kdatune.db'}"
+    upgrade(url)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@dataclass
+class Nights:
+    """Nights on one database, a day apart."""
+
+    engine: Engine
+    card: Backend
+    budget_seconds: float = 600.0
+    trials: int = 2
+    how: How | None = None
+    at: datetime = field(default=datetime(2026, 12, 1, 2, tzinfo=UTC))
+
+    def now(self) -> datetime:
+        self.at += timedelta(milliseconds=1)
+        return self.at
+
+    def demand(self, shape: Shape, count: int) -> None:
+        with writing(self.engine) as s:
+            writes.report_demand(s, self.card.gpu.name, "kda", shape, count)
+
+    def next(self, hours: float = 24.0) -> Report:
+        self.at += timedelta(hours=hours)
+        options = NightOptions(
+            budget_seconds=self.budget_seconds,
+            search=Options(trials=self.trials, trigger=night.TRIGGER),
+            how=self.how,
+        )
+        return Night(self.engine, self.card, options, clock=self.now).run()
+
+    def served(self, shape: Shape) -> LaunchConfig | None:
+        with reading(self.engine) as s:
+            return next((c.config for c in queries.champions(s, self.card.gpu) if c.shape == shape), None)
+
+    def runs(self) -> list[tuple[str, RunState]]:
+        with reading(self.engine) as s:
+            return [(row.trigger, row.state) for row in queries.page_runs(s, limit=1000)]
+
+
+def kinds(report: Report) -> list[str]:
+    return [finding.kind for finding in report.findings]
+
+
+def states(report: Report) -> list[tuple[str, str]]:
+    return [(item.kind, str(item.state)) for item in report.plan]
+
+
+def test_an_empty_database_is_a_clean_night(engine: Engine, card: NightCard) -> None:
+    report = Nights(engine, card).next()
+    assert (report.exit_code, report.state, report.plan, report.findings) == (0, RunState.DONE, [], [])
+    told = list(text_lines(report.to_json()))
+    assert "nothing to do: no champion is served and no launcher missed one" in told[-1]
+    assert "the first night with this build" in told[1]
+    assert [point["usual_us"] for point in report.reference["points"]] == [None, None, None]
+
+
+def test_a_machine_that_was_slow_in_its_first_night_blames_nobody_later(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    card.machine = 1.08
+    assert kinds(nights.next()) == ["demand_served"]
+    card.machine = 1.0
+    for _ in range(6):
+        report = nights.next()
+        assert (report.findings, report.exit_code) == ([], 0), list(text_lines(report.to_json()))
+    assert states(report) == [("check", "done")]
+
+
+def test_a_machine_that_stays_slower_is_said_every_night_and_no_config_is_blamed(sqlite: Engine, card) -> None:
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    for _ in range(3):
+        assert nights.next().exit_code == 0
+    card.machine = 1.06
+    for _ in range(7):
+        report = nights.next()
+        assert (kinds(report), report.exit_code) == (["machine_slower"], 3), list(text_lines(report.to_json()))
+        assert report.reference["machine_ratio"] == pytest.approx(1.06, abs=0.015)
+
+
+def test_a_config_that_gets_slower_step_by_step_is_found(sqlite: Engine, card: NightCard) -> None:
+    """No night is 3 % slower than the one before."""
+    nights = Nights(sqlite, card, trials=1)
+    nights.demand(A, 5)
+    for _ in range(5):
+        assert nights.next().exit_code == 0
+    served = nights.served(A)
+    assert served is not None
+    found = []
+    for number in range(1, 9):
+        card.slower[A, served.k2] = 1.0 + 0.01 * number
+        found.append("config_slower" in kinds(nights.next()))
+    assert found[:2] == [False, False]
+    assert found[-2:] == [True, True]
+
+
+def test_a_slower_config_without_anything_better_stays_and_is_said_every_night(engine: Engine, card) -> None:
+    nights = Nights(engine, card, trials=1)
+    nights.demand(A, 5)
+    nights.next()
+    served = nights.served(A)
+    assert served == default_config(A, card.gpu)
+    card.slower[A, served.k2] = 1.06
+    for _ in range(2):
+        report = nights.next()
+        assert (kinds(report), report.exit_code) == (["config_slower"], 3)
+        assert "it stays, there is nothing else to serve" in report.findings[0].text
+        assert report.findings[0].figures["ratio"] == pytest.approx(1.06, abs=0.02)
+    assert nights.served(A) == served
+    with reading(engine) as s:
+        assert page_quarantined(s) == []
+
+
+def test_a_wrong_default_gives_way_to_the_best_that_runs(engine: Engine, card: NightCard) -> None:
+    nights = Nights(engine, card, trials=3)
+    nights.demand(B, 5)
+    nights.next()
+    served = nights.served(B)
+    assert served == default_config(B, card.gpu)
+    card.wrong.add((B, served.k2))
+    report = nights.next()
+    assert kinds(report) == ["config_incorrect", "rolled_back"]
+    assert report.exit_code == 3
+    now = nights.served(B)
+    assert now is not None
+    assert now.k2 != served.k2
+    with reading(engine) as s:
+        (row,) = page_quarantined(s)
+    assert (row.config_hash, row.reason.split(":")[0]) == (digest(served), "nightly")
+    after = nights.next()
+    assert (after.findings, after.exit_code) == ([], 0), "the new champion is sound"
+
+
+def test_a_wrong_config_without_any_that_runs_is_said_every_night(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card, trials=1)
+    nights.demand(B, 5)
+    nights.next()
+    card.wrong.add((B, default_config(B, card.gpu).k2))
+    for _ in range(2):
+        report = nights.next()
+        assert (kinds(report), report.exit_code) == (["config_incorrect"], 3)
+        assert "nothing else that is known runs, so it is served still" in report.findings[0].text
+
+
+class Failing(NightCard):
+    """Fails whole launches on a shape as it is told, one outcome a call."""
+
+    def fail(self, shape: Shape, *outcomes: Outcome) -> None:
+        self.fates = {shape: list(outcomes)}  # one a call, then all is well again
+
+    def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
+        fate = getattr(self, "fates", {}).get(shape)
+        if fate:
+            outcome = fate.pop(0)
+            if outcome is not Outcome.OK:
+                return Result(outcome, detail=f"told to end {outcome}")
+        return super().measure_pair(shape, config, against)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([Outcome.TIMEOUT], []),
+        ([Outcome.TIMEOUT, Outcome.ABORT], ["config_failed"]),
+        ([Outcome.NONDETERMINISTIC], ["config_incorrect"]),
+    ],
+)
+def test_a_wrong_result_counts_at_once_another_failure_when_it_comes_twice(
+    sqlite: Engine, recording: Recording, outcomes: list[Outcome], expected: list[str]
+) -> None:
+    card = Failing(recording, 3)
+    nights = Nights(sqlite, card, trials=1)
+    nights.demand(A, 5)
+    nights.next()
+    card.fail(A, *outcomes, *[Outcome.LAUNCH_ERROR] * 4 if expected else [])
+    report = nights.next()
+    assert kinds(report) == expected
+    assert report.exit_code == (3 if expected else 0)
+
+
+def test_a_card_on_which_the_reference_does_not_run_fails_the_night(engine: Engine, card: NightCard) -> None:
+    nights = Nights(engine, card)
+    nights.demand(A, 5)
+    nights.next()
+    card.broken = True
+    report = nights.next()
+    assert (report.exit_code, report.state) == (1, RunState.FAILED)
+    assert str(report.error).startswith("the reference kernel runs on none of its shapes here")
+    assert set(kinds(report)) == {"reference_failed"}
+    assert nights.served(A) is not None
+    card.broken = False
+    report = nights.next()
+    assert (report.exit_code, report.resumed_nights) == (3, [2]), "what the failed night found is not lost"
+
+
+def test_one_point_of_the_reference_that_fails_is_a_finding(sqlite: Engine, recording: Recording) -> None:
+    card = Failing(recording, 3)
+    card.fail(shape_of(1, 8, 8192), Outcome.INCORRECT)
+    report = Nights(sqlite, card).next()
+    assert (kinds(report), report.exit_code) == (["reference_failed"], 3)
+    assert report.findings[0].shape == "N=1,H=8,T=8192"
+
+
+def test_a_budget_that_is_too_short_leaves_the_rest_to_the_next_night(engine: Engine, card: NightCard) -> None:
+    nights = Nights(engine, card, budget_seconds=1e-6)
+    nights.demand(A, 50)
+    nights.demand(B, 5)
+    report = nights.next()
+    assert states(report) == [("search", "left"), ("search", "left")]
+    assert (report.exit_code, nights.served(A)) == (0, None)
+    nights.budget_seconds = 600.0
+    report = nights.next()
+    assert [(item.kind, str(item.state), item.shape) for item in report.plan] == [
+        ("search", "done", A),
+        ("search", "done", B),
+    ]
+    assert report.resumed_nights == [], "that night came to its end"
+
+
+class Interrupting(NightCard):
+    """Ctrl-C, or an error, at the n-th call from now."""
+
+    left: int | None = None
+    error: BaseException = KeyboardInterrupt()
+
+    def _count(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+
+    def measure(self, kernel, shape, config) -> Result:
+        self._count()
+        return super().measure(kernel, shape, config)
+
+    def measure_pair(self, shape, config, against=None) -> Result:
+        self._count()
+        return super().measure_pair(shape, config, against)
+
+
+def test_an_interrupted_night_goes_on_and_its_findings_are_not_lost(engine: Engine, recording: Recording) -> None:
+    card = Interrupting(recording, 5)
+    nights = Nights(engine, card, trials=4)
+    nights.demand(A, 50)
+    nights.next()
+    served = nights.served(A)
+    assert served is not None
+    card.wrong.add((A, served.k2))
+    nights.demand(B, 5)
+    card.left = 15  # nine of the reference, the check and what serves instead; then a few of the search of B
+    report = nights.next()
+    assert (report.exit_code, report.state) == (130, RunState.INTERRUPTED)
+    assert kinds(report) == ["config_incorrect", "rolled_back"]
+    assert ("search", "left") in states(report)
+    assert nights.runs()[-1] == ("nightly", RunState.INTERRUPTED)
+    with reading(engine) as s:
+        before = len(queries.page_measurements(s, kernel="k1", shape=B)) + len(
+            queries.page_measurements(s, kernel="k2", shape=B)
+        )
+    assert before
+    card.left = None
+    report = nights.next(hours=1.0)
+    assert report.exit_code == 3, "who reads only exit codes learns of it"
+    assert report.resumed_nights == [2]
+    assert [(f.kind, f.night) for f in report.findings[:2]] == [("config_incorrect", 2), ("rolled_back", 2)]
+    assert ("search", "done") in states(report)
+    with reading(engine) as s:
+        rows = [row for kernel in ("k1", "k2") for row in queries.page_measurements(s, kernel=kernel, shape=B)]
+    assert len({(row.kernel, row.config_hash) for row in rows}) == len(rows) == 8, "no trial was measured twice"
+    assert nights.next().exit_code == 0
+
+
+def test_a_mistake_of_ours_fails_the_night_and_is_not_swallowed(sqlite: Engine, recording: Recording) -> None:
+    card = Interrupting(recording, 5)
+    card.error, card.left = ZeroDivisionError("a mistake"), 12
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    with pytest.raises(ZeroDivisionError):
+        nights.next()
+    with reading(sqlite) as s:
+        (row,) = night.page_nights(s)
+    assert (row.state, row.exit_code, row.report["error"]) == (RunState.FAILED, 1, "ZeroDivisionError: a mistake")
+
+
+def test_what_killed_processes_left_running_is_swept(engine: Engine, card: NightCard) -> None:
+    nights = Nights(engine, card)
+    nights.demand(A, 5)
+    nights.next()
+    with reading(engine) as s:
+        run = queries.page_runs(s)[0]
+        row = night.page_nights(s)[0]
+    ids = {"kernel": "kda", "gpu_id": run.gpu_id, "problem_id": run.problem_id, "backend": "replay", "sampler": "x"}
+    with at_clock(nights.now), writing(engine) as s:
+        mine = writes.start_run(s, trigger="nightly", **ids)
+        alive = writes.start_run(s, trigger="tune", **ids)
+        killed = night.start_night(
+            s,
+            gpu_id=row.gpu_id,
+            build_id=row.build_id,
+            backend="replay",
+            host="h",
+            budget_seconds=1.0,
+            report=row.report,
+        )
+    nights.at -= timedelta(hours=3)
+    with at_clock(nights.now), writing(engine) as s:
+        dead = writes.start_run(s, trigger="tune", **ids)
+    nights.at += timedelta(hours=3)
+    report = nights.next(hours=0.1)
+    assert (report.swept_runs, report.resumed_nights) == ([mine, dead], [killed])
+    with reading(engine) as s:
+        states = {r.id: (r.state, r.outcome_counts) for r in queries.page_runs(s, limit=1000)}
+        swept = night.find_night(s, killed)
+    assert states[mine] == states[dead] == (RunState.INTERRUPTED, {})
+    assert states[alive][0] is RunState.RUNNING, "it may be at work in another process"
+    assert swept is not None
+    assert (swept.state, swept.exit_code, swept.report["state"]) == (RunState.INTERRUPTED, None, "interrupted")
+
+
+def test_two_nights_at_once_are_refused(engine: Engine, database_url: str) -> None:
+    other = open_engine(database_url)
+    with single_flight(engine) as still_held:
+        still_held()
+        with pytest.raises(StoreError, match="another nightly run is at work"), single_flight(other):
+            pass
+    with single_flight(other):
+        pass
+    other.dispose()
+
+
+def test_a_second_run_in_the_same_night_repeats_nothing(engine: Engine, card: NightCard) -> None:
+    nights = Nights(engine, card)
+    nights.demand(A, 5)
+    nights.next()
+    assert states(nights.next()) == [("check", "done")]
+    calls = card.calls
+    again = nights.next(hours=2)
+    assert states(again) == [("check", "skipped")]
+    assert again.plan[0].result == "checked at 2026-12-03T02:00:00Z already"
+    assert card.calls - calls == 9, "the reference alone"
+
+
+def test_what_launchers_refuse_is_looked_at_first(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card)
+    for shape in (B, A):
+        nights.demand(shape, 5)
+    nights.next()
+    served = nights.served(A)
+    assert served is not None
+    with at_clock(lambda: nights.at + timedelta(hours=2)), writing(sqlite) as s:
+        report_quarantine(s, card.gpu.name, "kda", A, served, "launch failed: out of resources")
+    report = nights.next()
+    assert [item.shape for item in report.plan] == [A, B]
+    assert report.plan[0].why == "launchers refused it 1 times: launch failed: out of resources"
+    assert nights.next().plan[0].why == "what is served is checked every night", "it was looked at"
+
+
+def test_an_old_champion_is_confirmed_with_a_new_measurement(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card, trials=1)
+    nights.demand(A, 5)
+    nights.next()
+    report = nights.next(hours=31 * 24)
+    assert [(item.kind, item.why.split(",")[0]) for item in report.plan] == [
+        ("confirm", "measured 2026-12-02T02:00:00Z")
+    ]
+    assert (report.findings, report.exit_code) == ([], 0)
+    with reading(sqlite) as s:
+        (champion,) = queries.champions(s)
+    assert champion.measured_at == "2027-01-02T02:00:00Z"
+    assert states(nights.next()) == [("check", "done")]
+
+
+def test_a_champion_that_this_backend_cannot_measure_is_left_alone(sqlite: Engine, card: NightCard, make_sweep) -> None:
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    nights.next()
+    nights.card = make_sweep([100.0], [200.0], {(0, 0): 300.0}, build=card.build)
+    report = nights.next()
+    assert states(report) == [("search", "skipped"), ("check", "skipped")]
+    assert "is not in" in str(report.plan[0].result)
+    assert report.exit_code == 0
+
+
+def test_counters_that_cannot_be_had_are_skipped_with_the_reason(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card, how=How())
+    nights.demand(A, 5)
+    report = nights.next()
+    assert states(report) == [("search", "done"), ("profile", "skipped")]
+    assert report.plan[-1].result == "the replay backend has no card to profile"
+    assert report.exit_code == 0
+
+
+def test_a_night_on_the_gpu_backend_goes_the_same_way(engine: Engine, fake_device, monkeypatch) -> None:
+    """The real backend with its child process; the card behind it is a fake one."""
+    monkeypatch.setenv("PATH", "/nonexistent")  # no ncu
+    backend = fake_device.backend()
+    default = default_config(A, backend.gpu)
+    fake_device.fate(default.k2, us=400.0)
+    nights = Nights(engine, backend, trials=3, how=How(ncu="/nonexistent/ncu"))
+    nights.demand(A, 5)
+    report = nights.next()
+    told = list(text_lines(report.to_json()))
+    assert (kinds(report), report.exit_code) == (["demand_served"], 0), told
+    assert states(report) == [("search", "done"), ("profile", "skipped")]
+    assert str(report.plan[-1].result).startswith("ncu_not_found: ")
+    report = nights.next()
+    assert [state for state in states(report) if state[0] == "check"] == [("check", "done")]
+    assert report.exit_code == 0
+    served = nights.served(A)
+    assert served is not None
+    assert served.k2 != default.k2
+    fake_device.fate(served.k2, check="incorrect")
+    backend.close()  # every night has its own child process
+    report = nights.next()
+    assert kinds(report) == ["config_incorrect", "rolled_back"]
+    assert report.exit_code == 3
+    assert nights.served(A) == default
+    backend.close()
