@@ -14,6 +14,7 @@ from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
 from kdatune_tuner import cli_backup
 from kdatune_tuner import cli_doctor
+from kdatune_tuner import cli_nightly
 from kdatune_tuner import cli_profile
 from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
@@ -46,6 +47,7 @@ cli_backup.register(app)
 cli_doctor.register(app)
 
 
+cli_nightly.register(app)
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"kdatune {__version__}")
