@@ -26,6 +26,7 @@ from kdatune_api.routes import configs
 from kdatune_api.routes import demand
 from kdatune_api.routes import health
 from kdatune_api.routes import listings
+from kdatune_api.routes import regressions
 from kdatune_api.routes import results
 from kdatune_api.routes import rollback
 from kdatune_api.routes import snapshots
@@ -71,7 +72,7 @@ def create_app(settings: Settings | None = None, *, check_every_seconds: float =
         admit=service.gate.reader,
         recall=Recall(service, {configs.PATH: configs.answer_at_once}),
     )
-    for module in (configs, snapshots, listings, demand, results, rollback, health):
+    for module in (configs, snapshots, listings, regressions, demand, results, rollback, health):
         app.include_router(module.router)
     install_pages(app)
     return app

@@ -21,7 +21,11 @@ from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.records import utc_now
 
-WRITES = [("/v1/results", "results:write"), ("/v1/promotions/1/rollback", "promotions:write")]
+WRITES = [
+    ("/v1/results", "results:write"),
+    ("/v1/promotions/1/rollback", "promotions:write"),
+    ("/v1/regressions/1/acknowledge", "regressions:write"),
+]
 READS = [
     "/v1/gpus",
     "/v1/configs/resolve?gpu=NVIDIA+H200&N=1&H=1&T=1",

@@ -1,6 +1,7 @@
 """The values on the pages: what is stored is what is shown, and what is downloaded, on both databases."""
 
 import math
+import re
 from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
@@ -20,10 +21,17 @@ from kdatune_kernels.spec import shape_of
 from kdatune_tuner.ncu.metrics import METRICS
 from kdatune_tuner.ncu.metrics import stored_form
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.regressions import look
+from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import writes
+from kdatune_tuner.store.access import Caller
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.models import PromotionModel
+from kdatune_tuner.store.night import save_night
+from kdatune_tuner.store.night import start_night
 from kdatune_tuner.store.records import NewProfile
+from kdatune_tuner.store.records import RunState
+from kdatune_tuner.store.regressions import acknowledge
 
 H20 = KNOWN_GPUS["NVIDIA H20"]
 HTML = {"Accept": "text/html"}
@@ -53,6 +61,101 @@ def at(engine, generation, moment):
     """Move a decision in time."""
     with writing(engine) as s:
         s.execute(update(PromotionModel).where(PromotionModel.generation == generation).values(decided_at=moment))
+
+
+@pytest.fixture
+def six_nights(shelf, helpers):
+    """A champion that takes 600 us for six nights, then, with a new driver, 630 for two."""
+    now = datetime.now(UTC)
+    config = helpers.configs_for(helpers.SHAPE, helpers.H200, 3)[2]
+    old = replace(helpers.BUILD, driver="570.1")
+    stored = shelf.promote(config=config, build=old, median_us=600.0, measured_at=now - timedelta(days=8))
+    at(shelf.engine, stored.generation, now - timedelta(days=8))
+    for night in range(8, 0, -1):
+        slower = night <= 2
+        median_us = (630.0 if slower else 600.0) + night % 2
+        shelf.measure(
+            config=config,
+            build=helpers.BUILD if slower else old,
+            median_us=median_us,
+            p20_us=median_us - 3,
+            p80_us=median_us + 3,
+            measured_at=now - timedelta(days=night),
+        )
+    shelf.measure(median_us=100.0)  # another config: not what is served
+    return config
+
+
+@pytest.fixture
+def a_night(shelf, helpers):
+    """Stores a night that came to its end; gives its id."""
+
+    def add(*, report=None, exit_code=3, findings=None, machine_ratio=1.08):
+        told = [
+            {
+                "kind": "config_slower",
+                "regression": True,
+                "shape": "N=1,H=96,T=8192",
+                "text": "takes 630.0 us, 600.0 before <i>",
+                "figures": {},
+                "night": 1,
+            },
+            {"kind": "promoted", "regression": False, "shape": "rms;rows=4", "text": "x", "figures": {}, "night": 1},
+        ]
+        whole = {
+            "format": 1,
+            "spent_seconds": 61.5,
+            "reference": {
+                "machine_ratio": machine_ratio,
+                "reason": None,
+                "points": [
+                    {
+                        "shape": "N=1,H=64,T=8192",
+                        "config": "r",
+                        "outcome": "ok",
+                        "detail": None,
+                        "median_us": 432.0,
+                        "usual_us": 400.0,
+                        "ratio": 1.08,
+                    }
+                ],
+            },
+            "plan": [
+                {
+                    "kind": "check",
+                    "shape": "N=1,H=96,T=8192",
+                    "why": "every night",
+                    "value": 10.0,
+                    "estimated_seconds": 3.0,
+                    "state": "done",
+                    "seconds": 2.5,
+                    "result": "630.0 us",
+                }
+            ],
+            "findings": told if findings is None else findings,
+            "error": None,
+        }
+        with writing(shelf.engine) as s:
+            night_id = start_night(
+                s,
+                gpu_id=writes.put_gpu(s, helpers.H200),
+                build_id=writes.put_build(s, helpers.BUILD),
+                backend="gpu",
+                host="tuner-1",
+                budget_seconds=7200.0,
+                report={},
+            )
+            save_night(
+                s,
+                night_id,
+                report=whole if report is None else report,
+                state=RunState.DONE,
+                machine_ratio=machine_ratio,
+                exit_code=exit_code,
+            )
+        return night_id
+
+    return add
 
 
 def test_the_heat_map_has_a_row_a_shape_and_a_column_a_card(client, shelf, helpers):
@@ -122,15 +225,15 @@ def test_demand_is_shown_until_it_is_served(client, shelf, helpers):
     assert [row["gpu"] for row in items(client, "/", "demand")] == ["NVIDIA B200"]
 
 
-def test_the_last_nightly_run_is_told(client, shelf):
-    shelf.promote()
-    assert "never<small>tune again with" in text(client, "/")
-    run = shelf.run(trigger="nightly")
-    with writing(shelf.engine) as s:
-        writes.finish_run(s, run, outcome_counts={"ok": 1}, gpu_seconds=1.0, state="done")
+def test_the_last_night_and_open_regressions_are_told(client, shelf, a_night, six_nights):
     page = text(client, "/")
-    assert "just now<small>done</small>" in page
-    assert "never<small>" not in page
+    assert 'never<small><a href="/nights">' in page
+    assert re.search(r"<dt>Open regressions</dt><dd>0<", page)
+    night_id = a_night()
+    look(shelf.engine, Settings())
+    page = text(client, "/")
+    assert f'just now<small><a href="/nights/{night_id}">done</a>' in page
+    assert re.search(r"<dt>Open regressions</dt><dd>1<", page)
 
 
 @pytest.mark.parametrize(
@@ -352,56 +455,119 @@ def test_waves_follow_from_chains_sms_and_what_an_sm_holds(client, shelf, helper
     assert (choices[1]["one_wave_count"], choices[1]["more_waves_count"]) == (1, 1)
 
 
-@pytest.fixture
-def six_nights(shelf, helpers):
-    """A champion that takes 600 us for four nights, then, with a new driver, 630."""
-    now = datetime.now(UTC)
-    config = helpers.configs_for(helpers.SHAPE, helpers.H200, 3)[2]
-    old = replace(helpers.BUILD, driver="570.1")
-    stored = shelf.promote(config=config, build=old, median_us=600.0, measured_at=now - timedelta(days=6))
-    at(shelf.engine, stored.generation, now - timedelta(days=6))
-    for night in range(6, 0, -1):
-        slower = night <= 2
-        median_us = (630.0 if slower else 600.0) + night % 2
-        shelf.measure(
-            config=config,
-            build=helpers.BUILD if slower else old,
-            median_us=median_us,
-            p20_us=median_us - 3,
-            p80_us=median_us + 3,
-            measured_at=now - timedelta(days=night),
-        )
-    shelf.measure(median_us=100.0)  # another config: not what is served
-    return config
-
-
-def test_a_trend_shows_nights_steps_and_what_changed(client, six_nights, helpers):
+def test_a_trend_shows_nights_regressions_and_what_changed(client, shelf, six_nights, helpers):
+    look(shelf.engine, Settings())
     rows = items(client, key_path("trends", helpers.SHAPE), "nights", sort="nights:night")
-    assert [row["median_us"] for row in rows] == [600.0, 601.0, 600.0, 601.0, 630.0, 631.0]
-    assert [row["step"] for row in rows] == ["", "", "", "", "slower", ""]
-    assert rows[4]["changes"] == f"driver {helpers.BUILD.driver} instead of 570.1"
+    assert [row["median_us"] for row in rows] == [600.0, 601.0] * 3 + [630.0, 631.0]
+    assert [row["regression"] for row in rows] == [None] * 6 + [1, None]
+    assert rows[6]["changes"] == f"driver {helpers.BUILD.driver} instead of 570.1"
     assert {row["config_hash"] for row in rows} == {digest(six_nights)}
     (key,) = items(client, "/trends", "trends")
-    assert (key["median_us"], key["nights"], key["step"]) == (631.0, 6, "")
+    assert (key["median_us"], key["nights"], key["regression"]) == (631.0, 8, 1)
+    assert '<a href="/trends/regressions/1">+5.0 %</a>' in text(client, "/trends")
 
 
 def test_a_regression_is_listed_until_it_is_gone(client, shelf, six_nights, helpers):
+    assert items(client, "/trends/regressions", "regressions") == []
+    assert "kdatune regressions" in text(client, "/trends/regressions")
+    look(shelf.engine, Settings())
     (row,) = items(client, "/trends/regressions", "regressions")
-    assert (row["shape"], row["before_us"], row["now_us"]) == (helpers.SHAPE.key(), 601.0, 631.0)
-    assert row["ratio"] == pytest.approx(631 / 601)
-    assert row["since"] == (datetime.now(UTC) - timedelta(days=2)).date().isoformat()
-    assert "driver" in row["changes"]
-    shelf.measure(config=six_nights, median_us=602.0, p20_us=600.0, p80_us=604.0)
+    assert (row["id"], row["shape"], row["state"], row["served"]) == (1, helpers.SHAPE.key(), "open", True)
+    assert (row["before_us"], row["now_us"]) == (600.5, 630.5)
+    assert row["change_pct"] == pytest.approx(100 * 30 / 600.5)
+    assert row["began_at"][:10] == (datetime.now(UTC) - timedelta(days=2)).date().isoformat()
+    assert row["cause"] == f"driver 570.1, now {helpers.BUILD.driver}"
+    for _ in range(2):
+        shelf.measure(config=six_nights, median_us=602.0, measured_at=datetime.now(UTC) - timedelta(days=1))
+        shelf.measure(config=six_nights, median_us=602.0)
+    look(shelf.engine, Settings())
     assert items(client, "/trends/regressions", "regressions") == [], "it came back"
+    (row,) = items(client, "/trends/regressions", "regressions", state="resolved")
+    assert row["state"] == "resolved"
+    assert items(client, "/trends/regressions", "regressions", state="resolved", served="no") == []
+    assert "No finding fits these filters" in text(client, "/trends/regressions", state="open")
+
+
+def test_a_finding_has_a_page_that_says_how_to_acknowledge_it(client, shelf, six_nights, helpers):
+    look(shelf.engine, Settings())
+    page = text(client, "/trends/regressions/1")
+    for told in ("regression 1", "600.5 µs", "630.5 µs", f"driver 570.1, now {helpers.BUILD.driver}"):
+        assert told in page
+    assert "kdatune regressions ack 1 --note" in page
+    assert 'data-write hidden method="post" action="/v1/regressions/1/acknowledge"' in page
+    before, after = items(client, "/trends/regressions/1", "sides")
+    assert (before["median_us"], after["median_us"]) == (600.5, 630.5)
+    assert before["build_id"] != after["build_id"]
+    with writing(shelf.engine) as s:
+        acknowledge(s, 1, Caller("a person"), "known <b>since</b> May")
+    page = text(client, "/trends/regressions/1")
+    assert "known &lt;b&gt;since&lt;/b&gt; May" in page
+    assert "data-write" not in page
+    assert "kdatune regressions ack" not in page
+    (row,) = items(client, "/trends/regressions", "regressions", state="acknowledged")
+    assert row["id"] == 1
+    for missing in ("/trends/regressions/2", "/nights/1"):
+        assert client.get(missing, headers=HTML).status_code == 404
+    for wrong in ("/trends/regressions/0", "/trends/regressions/x", "/nights/0", "/nights/1e3"):
+        assert client.get(wrong, headers=HTML).status_code == 422
 
 
 def test_a_slower_config_that_was_promoted_is_no_regression(client, shelf, six_nights, helpers):
     other = helpers.configs_for(helpers.SHAPE, helpers.H200, 5)[4]
-    shelf.promote(config=other, median_us=700.0, p20_us=699.0, p80_us=701.0)
-    assert items(client, "/trends/regressions", "regressions") == []
+    shelf.promote(config=other, median_us=700.0)
+    look(shelf.engine, Settings())
+    assert items(client, "/trends/regressions", "regressions", served="yes") == []
     newest = items(client, key_path("trends", helpers.SHAPE), "nights")[0]
-    assert newest["step"] == "slower"
+    assert newest["regression"] is None
     assert newest["changes"].startswith(f"config {digest(other)[:8]} instead of {digest(six_nights)[:8]}")
+
+
+def test_nights_are_listed_and_each_has_its_report(client, a_night):
+    assert "kdatune nightly" in text(client, "/nights")
+    first, second = a_night(), a_night(exit_code=0, findings=[], machine_ratio=1.002)
+    rows = items(client, "/nights", "nights")
+    assert [(r["night"], r["result"], r["findings"], r["regressions"]) for r in rows] == [
+        (second, "clean", 0, 0),
+        (first, "regressions found", 2, 1),
+    ]
+    assert (rows[1]["state"], rows[1]["machine_ratio"], rows[1]["spent_seconds"]) == ("done", 1.08, 61.5)
+    assert [r["night"] for r in items(client, "/nights", "nights", gpu="NVIDIA H200")] == [second, first]
+    assert items(client, "/nights", "nights", gpu="NVIDIA H20") == []
+    path = f"/nights/{first}"
+    found = items(client, path, "findings")
+    assert [(f["kind"], f["regression"], f["shape"]) for f in found] == [
+        ("config slower", True, "N=1,H=96,T=8192"),
+        ("promoted", False, "rms;rows=4"),
+    ]
+    (done,) = items(client, path, "plan")
+    assert (done["kind"], done["state"], done["seconds"], done["result"]) == ("check", "done", 2.5, "630.0 us")
+    (point,) = items(client, path, "reference")
+    assert (point["median_us"], point["usual_us"], point["ratio"]) == (432.0, 400.0, 1.08)
+    page = text(client, path)
+    assert "takes 630.0 us, 600.0 before &lt;i&gt;" in page
+    assert f'<a href="/nights/{second}">' in page
+    assert "The report is of another form" not in page
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"format": 2, "findings": "none", "plan": None, "reference": []},
+        {
+            "format": 1,
+            "findings": [1, {"regression": "yes", "shape": 7}],
+            "plan": [{"seconds": "long"}],
+            "error": ["x"],
+        },
+        {"reference": {"points": [{"ratio": True, "shape": {}}]}, "spent_seconds": "?"},
+    ],
+)
+def test_a_report_of_another_form_is_shown_as_far_as_it_can_be_read(client, a_night, report):
+    night_id = a_night(report=report)
+    page = text(client, f"/nights/{night_id}")
+    assert ("The report is of another form" in page) == (report.get("format") != 1)
+    assert [row["regressions"] for row in items(client, "/nights", "nights")] == [0]
 
 
 def test_two_configs_two_cards_and_two_dates_are_compared(client, shelf, helpers):
@@ -427,7 +593,8 @@ def test_two_configs_two_cards_and_two_dates_are_compared(client, shelf, helpers
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/configs", "/profiles", "/studies", "/waves", "/trends", "/trends/regressions", "/compare"]
+    "path",
+    ["/", "/configs", "/profiles", "/studies", "/waves", "/trends", "/trends/regressions", "/nights", "/compare"],
 )
 def test_an_empty_store_has_pages_that_say_what_to_run(client, path):
     page = text(client, path)

@@ -13,34 +13,12 @@ from kdatune_api.pages.board import words
 from kdatune_api.pages.profiles import tail_fill_pct
 from kdatune_api.pages.state import Kept
 from kdatune_api.pages.trend_data import build_changes
-from kdatune_api.pages.trend_data import step_of
 from kdatune_api.pages.waves import ctas_per_sm
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_tuner.store.dashboard_lists import Resources
-from kdatune_tuner.store.dashboard_lists import Timing
 
 NOW = datetime(2026, 11, 29, 22, 31, tzinfo=UTC)
 H200 = KNOWN_GPUS["NVIDIA H200"]
-
-
-def timing(median_us, spread_us=1.0):
-    return Timing(1, 1, 1, "a" * 16, 1, median_us, median_us - spread_us, median_us + spread_us, False, NOW)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "step"),
-    [
-        (timing(600), timing(600), ""),
-        (timing(600), timing(611), ""),  # 1.8 %: within a night's noise
-        (timing(600), timing(615), "slower"),
-        (timing(600), timing(585), "faster"),
-        (timing(600, 20), timing(615, 20), ""),  # spreads overlap
-        (timing(600, 5), timing(615, 20), ""),
-        (timing(600)._replace(p20_us=None, p80_us=None), timing(630)._replace(p20_us=None, p80_us=None), "slower"),
-    ],
-)
-def test_a_step_lies_beyond_the_noise(before, now, step):
-    assert step_of(before, now) == step
 
 
 def test_what_changed_in_a_build_is_named(helpers):

@@ -16,6 +16,7 @@ from kdatune_tuner import cli_backup
 from kdatune_tuner import cli_doctor
 from kdatune_tuner import cli_nightly
 from kdatune_tuner import cli_profile
+from kdatune_tuner import cli_regressions
 from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
 from kdatune_tuner import cli_token
@@ -48,6 +49,7 @@ cli_doctor.register(app)
 
 
 cli_nightly.register(app)
+cli_regressions.register(app)
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"kdatune {__version__}")

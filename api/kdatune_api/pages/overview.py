@@ -42,8 +42,10 @@ from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_tuner.store.dashboard import Wanted
 from kdatune_tuner.store.dashboard import wanted_keys
-from kdatune_tuner.store.dashboard_lists import last_run
-from kdatune_tuner.store.records import RunRow
+from kdatune_tuner.store.night import NightRow
+from kdatune_tuner.store.night import page_nights
+from kdatune_tuner.store.regressions import RegressionState
+from kdatune_tuner.store.regressions import count_regressions
 
 router = APIRouter(route_class=PageRoute, dependencies=[Depends(strict_query)])
 
@@ -74,7 +76,8 @@ class OverviewQuery(SearchQuery):
 class Overview:
     """What the page shows. cards: the columns of the heat-map; more_cards: those that do not fit.
 
-    demand: what launchers missed and is not served yet, most wanted first.
+    demand: what launchers missed and is not served yet, most wanted first. nightly: the last night. regression_count: open
+    findings.
     """
 
     board: Board
@@ -82,7 +85,8 @@ class Overview:
     cards: tuple[Card, ...]
     more_cards: tuple[Card, ...]
     demand: Sequence[Wanted]
-    nightly: RunRow | None
+    nightly: NightRow | None
+    regression_count: int
     filters: Sequence[Filter]
 
     @property
@@ -131,7 +135,8 @@ def gather(s: Session, state: PagesState, query: OverviewQuery) -> Overview:
         tuple(cards[:MAX_CARD_COLUMNS]),
         tuple(cards[MAX_CARD_COLUMNS:]),
         demand,
-        last_run(s, "nightly"),
+        next(iter(page_nights(s, limit=1)), None),
+        count_regressions(s, RegressionState.OPEN),
         filters,
     )
 

@@ -41,7 +41,6 @@ class PagesState:
     board: Any = None
     boards: Kept = field(default_factory=lambda: Kept(2))
     charts: Kept = field(default_factory=Kept)
-    regressions: Kept = field(default_factory=lambda: Kept(2))
 
 
 def state_of(request: Request) -> PagesState:

@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 from kdatune_api.deps import ServiceDep
 from kdatune_api.deps import strict_query
 from kdatune_api.pages import text
-from kdatune_api.pages.board import Board
 from kdatune_api.pages.board import Card
 from kdatune_api.pages.board import Entry
 from kdatune_api.pages.board import compare_path
@@ -34,7 +33,6 @@ from kdatune_api.pages.params import Blank
 from kdatune_api.pages.params import SearchQuery
 from kdatune_api.pages.params import ViewQuery
 from kdatune_api.pages.params import shape_in_path
-from kdatune_api.pages.state import PagesState
 from kdatune_api.pages.state import state_of
 from kdatune_api.pages.tables import Cell
 from kdatune_api.pages.tables import Column
@@ -46,14 +44,10 @@ from kdatune_api.pages.tables import make_table
 from kdatune_api.pages.tables import moment_cell
 from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
-from kdatune_api.pages.trend_data import REGRESSION_DAYS
-from kdatune_api.pages.trend_data import STEP_PCT
 from kdatune_api.pages.trend_data import Builds
 from kdatune_api.pages.trend_data import Night
-from kdatune_api.pages.trend_data import Regression
 from kdatune_api.pages.trend_data import by_key
 from kdatune_api.pages.trend_data import nights
-from kdatune_api.pages.trend_data import regressions
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_kernels.space import default_config
@@ -62,9 +56,10 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.store.dashboard import find_problem
 from kdatune_tuner.store.dashboard_lists import changes
-from kdatune_tuner.store.dashboard_lists import newest_measurement_id
 from kdatune_tuner.store.dashboard_lists import timings
-from kdatune_tuner.store.queries import generation
+from kdatune_tuner.store.regressions import RegressionRow
+from kdatune_tuner.store.regressions import RegressionState
+from kdatune_tuner.store.regressions import page_regressions
 
 router = APIRouter(route_class=PageRoute, dependencies=[Depends(strict_query)])
 
@@ -84,28 +79,13 @@ LIST_SPEC = Spec(
         Column("gpu", "GPU model", kind="name", sortable=True),
         Column("median_us", "Last night", "µs", "number", sortable=True, hint="median of what is served"),
         Column("ratio", "Over the night before", kind="number", hint="1 is equal, above 1 is slower"),
-        Column("step", "Step"),
+        Column("regression", "Open regression"),
         Column("nights", "Nights", kind="number"),
         Column("course", "Course"),
         Column("last_at", "Last measured", sortable=True),
     ),
     order="shape",
     empty=NO_MATCH,
-)
-REGRESSION_SPEC = Spec(
-    "regressions",
-    "Regressions",
-    (
-        Column("shape", "Shape", kind="key"),
-        Column("gpu", "GPU model", kind="name", sortable=True),
-        Column("before_us", "Before", "µs", "number"),
-        Column("now_us", "Now", "µs", "number"),
-        Column("ratio", "Now over before", kind="number", sortable=True),
-        Column("since", "Since the night of", sortable=True),
-        Column("last", "Last measured", sortable=True),
-        Column("changes", "What changed that night", kind="prose"),
-    ),
-    empty=Command("No served config has become slower beyond the noise."),
 )
 
 
@@ -132,7 +112,11 @@ def key_table(s: Session, entries: Sequence[Entry], query: SearchQuery) -> Table
 
     def make(some: Sequence[Entry]) -> list[list[Cell]]:
         courses = courses_of(s, some)
-        return [_key_cells(entry, courses[entry.card, entry.row.shape_key]) for entry in some]
+        found = page_regressions(s, kernel="kda", state=RegressionState.OPEN.value, limit=1000)
+        is_open = {(row.gpu_id, row.problem_id): row for row in found}
+        return [
+            _key_cells(e, courses[e.card, e.row.shape_key], is_open.get((e.row.gpu_id, e.row.problem_id))) for e in some
+        ]
 
     keys = {
         "shape": lambda e: e.order,
@@ -159,7 +143,7 @@ def courses_of(s: Session, entries: Sequence[Entry]) -> dict[tuple[Card, str], l
     return found
 
 
-def _key_cells(entry: Entry, course: Sequence[Night]) -> list[Cell]:
+def _key_cells(entry: Entry, course: Sequence[Night], finding: RegressionRow | None) -> list[Cell]:
     last = course[-1] if course else None
     median_us = last.timing.median_us if last else entry.row.measured_us
     return [
@@ -167,60 +151,23 @@ def _key_cells(entry: Entry, course: Sequence[Night]) -> list[Cell]:
         Cell(entry.card.name),
         Cell(median_us, text.us(median_us)),
         ratio_cell(last.ratio if last else None),
-        Cell(
-            last.step if last else "", mark={"slower": "worse", "faster": "better"}.get(last.step if last else "", "")
-        ),
+        finding_cell(finding),
         Cell(len(course)),
         Cell("", spark=tuple(night.timing.median_us for night in course[-30:])),
         moment_cell(last.timing.measured_at if last else entry.row.measured_at),
     ]
 
 
+def finding_cell(finding: RegressionRow | None) -> Cell:
+    """A regression, with the way to its page; nothing where there is none."""
+    if finding is None:
+        return Cell(None, "")
+    return Cell(finding.id, f"{finding.change_pct:+.1f} %", f"/trends/regressions/{finding.id}", "worse")
+
+
 def ratio_cell(ratio: float | None) -> Cell:
     """A time over an earlier one."""
     return Cell(ratio, text.signed_pct(ratio), mark=text.trend_of(1 / ratio) if ratio else "")
-
-
-@router.get("/trends/regressions")
-def regression_page(request: Request, query: Annotated[ViewQuery, Query()], service: ServiceDep) -> Response:
-    with service.reading() as s:
-        state = state_of(request)
-        board = read_board(s, state)
-        table = regression_table(known_regressions(s, state, board), query)
-    return respond(
-        request,
-        "regressions.html",
-        query,
-        here="trends",
-        tables={"regressions": table},
-        days=REGRESSION_DAYS,
-        step_pct=STEP_PCT,
-    )
-
-
-def known_regressions(s: Session, state: PagesState, board: Board) -> list[Regression]:
-    """The regressions as of the newest measurement; looked for once for each."""
-    key = (newest_measurement_id(s), generation(s), datetime.now(UTC).date())
-    found: list[Regression] = state.regressions.get(key, lambda: regressions(s, board))
-    return found
-
-
-def regression_table(found: Sequence[Regression], query: ViewQuery) -> Table:
-    """Served configs that are slower than they were."""
-    rows = [
-        [
-            shape_cell(one.entry.row.shape_key, path_of("trends", one.entry.card.name, one.entry.row.shape_key)),
-            Cell(one.entry.card.name),
-            Cell(one.before_us, text.us(one.before_us)),
-            Cell(one.now_us, text.us(one.now_us)),
-            ratio_cell(one.ratio),
-            Cell(one.since.isoformat()),
-            Cell(one.last.isoformat()),
-            Cell("; ".join(one.changes), None if one.changes else "nothing that is recorded"),
-        ]
-        for one in found
-    ]
-    return rows_table(REGRESSION_SPEC, query, rows)
 
 
 @router.get("/trends/{gpu:path}/{shape}", response_model=None)
@@ -260,6 +207,7 @@ def course_of(s: Session, card: Card, shape: Shape, days: str | None) -> list[Ni
         changes(s, card.ids, [problem_id]),
         digest(default_config(shape, card.gpu)),
         Builds(s),
+        page_regressions(s, gpu_name=card.name, kernel="kda", shape=shape, limit=1000),
     )
     if days is None:
         return found
@@ -276,7 +224,7 @@ NIGHTS_SPEC = Spec(
         Column("p20_us", "p20", "µs", "number"),
         Column("p80_us", "p80", "µs", "number"),
         Column("ratio", "Over the night before", kind="number", sortable=True),
-        Column("step", "Step", sortable=True),
+        Column("regression", "Regression", hint="that began in this night"),
         Column("changes", "What changed", kind="prose"),
         Column("config_hash", "Config", kind="code"),
         Column("measurement_id", "Measurement", kind="number"),
@@ -299,7 +247,7 @@ def night_table(card: Card, shape: Shape, course: Sequence[Night], query: ViewQu
             Cell(night.timing.p20_us, text.us(night.timing.p20_us)),
             Cell(night.timing.p80_us, text.us(night.timing.p80_us)),
             ratio_cell(night.ratio),
-            Cell(night.step, mark={"slower": "worse", "faster": "better"}.get(night.step, "")),
+            finding_cell(night.finding),
             Cell("; ".join(night.changes)),
             Cell(night.timing.config_hash),
             Cell(

@@ -62,6 +62,7 @@ NAVIGATION = (
     ("Studies", "/studies", "studies"),
     ("Waves", "/waves", "waves"),
     ("Trends", "/trends", "trends"),
+    ("Nights", "/nights", "nights"),
     ("Compare", "/compare", "compare"),
 )
 

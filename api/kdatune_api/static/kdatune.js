@@ -20,11 +20,11 @@
     }
     for (const box of root.querySelectorAll("[data-copy]")) addCopy(box);
     for (const plot of root.querySelectorAll("[data-chart]")) draw(plot);
-    for (const form of root.querySelectorAll("form[data-rollback]")) addRollback(form);
+    for (const form of root.querySelectorAll("form[data-write]")) addWrite(form);
     for (const panel of root.querySelectorAll("[data-regressions]")) fill(panel);
   }
 
-  // The list of regressions looks at every key: the page does not wait for it.
+  // The list of regressions is a page of its own: this one does not wait for it.
   function fill(panel) {
     if (seen.has(panel)) return;
     seen.add(panel);
@@ -62,18 +62,20 @@
     box.append(button);
   }
 
-  function addRollback(form) {
+  // A form that writes: its fields but the token are the body.
+  function addWrite(form) {
     if (seen.has(form)) return;
     seen.add(form);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const told = form.querySelector("output");
-      const token = form.elements.token.value;
+      const { token, ...given } = Object.fromEntries(new FormData(form));
       form.elements.token.value = "";
+      const body = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== ""));
       const answer = await fetch(form.action, {
         method: "POST",
         headers: { "Authorization": `Bearer ${token}`, "Content-Type": "application/json" },
-        body: JSON.stringify({ reason: form.elements.reason.value }),
+        body: JSON.stringify(body),
       });
       if (answer.ok) {
         location.reload();

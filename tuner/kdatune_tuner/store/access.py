@@ -39,6 +39,7 @@ class Scope(StrEnum):
     RESULTS = "results:write"
     PROMOTIONS = "promotions:write"
     DEMAND = "demand:write"
+    REGRESSIONS = "regressions:write"
 
 
 @dataclass(frozen=True)

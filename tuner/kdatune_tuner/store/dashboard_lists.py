@@ -1,6 +1,5 @@
 """What the dashboard's lists of runs, profiles and timings ask of the store. Read only, as `dashboard`."""
 
-from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -76,12 +75,6 @@ def runs(
 def count_runs(s: Session, wanted: RunFilter) -> int:
     """How many runs the filter lets through."""
     return s.scalar(select(func.count()).select_from(RunModel).where(*_run_conditions(wanted))) or 0
-
-
-def last_run(s: Session, trigger: str) -> RunRow | None:
-    """The newest run that was started by that trigger."""
-    row = s.execute(_runs().where(RunModel.trigger == trigger).order_by(RunModel.id.desc()).limit(1)).first()
-    return run_row(row) if row else None
 
 
 def best_of_runs(s: Session, run_ids: Sequence[int]) -> dict[int, tuple[int, float | None]]:
@@ -246,28 +239,6 @@ def stage_resources(
         .order_by(MeasurementModel.id)
     )
     return [Resources._make(row) for row in rows]
-
-
-def timings_of(
-    s: Session, since: datetime, gpu_ids: Sequence[int], problem_ids: Sequence[int], config_hashes: Collection[str]
-) -> list[Timing]:
-    """Successful measurements of those configs of kernel kda on those keys since then, oldest first of each key."""
-    found: list[Timing] = []
-    for some in chunks(problem_ids):
-        rows = s.execute(
-            select(*(getattr(MeasurementModel, name) for name in Timing._fields))
-            .where(
-                MeasurementModel.kernel == "kda",
-                MeasurementModel.gpu_id.in_(gpu_ids),
-                MeasurementModel.problem_id.in_(some),
-                # not left to the database as it is: it would walk all that ended ok, which is nearly everything
-                func.coalesce(MeasurementModel.outcome, "") == Outcome.OK.value,
-                MeasurementModel.measured_at >= since,
-            )
-            .order_by(MeasurementModel.id)
-        )
-        found += [timing for timing in map(Timing._make, rows) if timing.config_hash in config_hashes]
-    return found
 
 
 def newest_measurement_id(s: Session) -> int:
