@@ -62,7 +62,7 @@ def decide(challenger: Contender, champion: Contender | None, default: Contender
 
     Only an outcome of ok is ever promoted. The challenger must gain the least gain over what runs now, the champion or
     without one the default, with an interval that excludes no gain; else that stays ("tie"), also where the challenger
-    is slower ("rejected").
+    is slower by as much ("rejected").
     """
     if not challenger.runs:
         return Decision(Verdict.REJECTED, None, None, None, f"{challenger.name} ended {challenger.outcome}")
@@ -78,11 +78,12 @@ def decide(challenger: Contender, champion: Contender | None, default: Contender
 
 def _verdict(gain: float, low: float, high: float, least_pct: float, won: str, whom: str) -> Decision:
     shown = f"{_pct(gain)} ({_pct(low)} to {_pct(high)}) against {whom}"
-    if high < 1.0:
+    least = 1.0 + least_pct / 100.0
+    if high < 1.0 and gain <= 1.0 / least:
         return Decision(Verdict.REJECTED, gain, low, high, f"slower: {shown}")
-    if low <= 1.0:
+    if low <= 1.0 <= high:
         return Decision(Verdict.TIE, gain, low, high, f"inside the noise: {shown}")
-    if gain < 1.0 + least_pct / 100.0:
+    if gain < least:
         return Decision(Verdict.TIE, gain, low, high, f"below the least gain of {least_pct:g} %: {shown}")
     return Decision(Verdict.PROMOTED, gain, low, high, f"{won}: {shown}")
 
