@@ -103,6 +103,7 @@ def known(result: "subprocess.CompletedProcess[str]", code: int, *said: str) -> 
         (["--budget", "soon"], 2, "such as 90s, 10m or 1h30m, not 'soon'"),
         (["--backend", "cpu"], 2, "'cpu' is not one of"),
         (["--trials", "0"], 2, "--trials"),
+        (["--backend", "replay", "--workers", "0"], 1, "there is no database at"),
         (["--backend", "gpu", "--recording", "x"], 2, "--recording belongs to --backend replay"),
         (["--backend", "replay"], 1, "there is no database at"),
     ],
@@ -195,3 +196,27 @@ def test_a_second_night_at_once_leaves_with_a_clear_word(database_url: str, envi
     )
     assert third.returncode == 0, third.stderr
     assert json.loads(third.stdout)["resumed_nights"] == [1]
+
+
+def test_workers_do_the_searches(run: Run, environment: dict[str, str]) -> None:
+    """Two processes over the shipped recording, one database."""
+    url = environment["KDATUNE_DATABASE_URL"]
+    upgrade(url)
+    known(run("nightly", "--backend", "replay", "--workers", "none"), 2, "--workers must be all or a number")
+    engine = open_engine(url)
+    with writing(engine) as s:
+        for shape, count in ((A, 50), (B, 5)):
+            writes.report_demand(s, "NVIDIA H200", "kda", shape, count)
+    result = run("nightly", "--backend", "replay", "--workers", "2", "--trials", "5", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [(f["kind"], f["shape"], f["figures"]["miss_count"]) for f in report["findings"]] == [
+        ("demand_served", A.key(), 50),
+        ("demand_served", B.key(), 5),
+    ]
+    searches = [item for item in report["plan"] if item["kind"] == "search"]
+    assert [(item["shape"], item["state"]) for item in searches] == [(A.key(), "done"), (B.key(), "done")]
+    assert all("by worker" in item["result"] for item in searches)
+    with reading(engine) as s:
+        assert {(r.trigger, r.state) for r in queries.page_runs(s)} == {("nightly", RunState.DONE)}
+    engine.dispose()

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.spec import Json
+from kdatune_tuner.cards import choose_cards
 from kdatune_tuner.cli_support import JsonOption
 from kdatune_tuner.cli_support import database
 from kdatune_tuner.cli_support import err
@@ -22,7 +23,9 @@ from kdatune_tuner.cli_support import read_settings
 from kdatune_tuner.cli_tune import BackendName
 from kdatune_tuner.cli_tune import make_options
 from kdatune_tuner.cli_tune import open_backend
+from kdatune_tuner.fleet import Work
 from kdatune_tuner.ncu.profiling import How
+from kdatune_tuner.night_fleet import Fleet
 from kdatune_tuner.night_report import INTERRUPTED
 from kdatune_tuner.night_report import text_lines
 from kdatune_tuner.nightly import Night
@@ -42,6 +45,9 @@ def nightly(
         int | None, typer.Option(min=1, max=1_000_000, help="configs a stage, those measured earlier included")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the searches")] = 0,
+    workers: Annotated[
+        str | None, typer.Option(help="all, or how many cards of this host the searches are spread over; default: one")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check what is served, tune what launchers missed and what is stale, and report regressions. For a scheduler.
@@ -54,14 +60,16 @@ def nightly(
         raise UsageError("--recording belongs to --backend replay")
     with _stoppable(), database(settings.database_url) as engine, single_flight(engine) as still_held:
         source = open_backend(backend, recording, settings)
+        search = make_options(settings, "kda", trials, seed, night.TRIGGER)
         options = NightOptions(
             budget_seconds=seconds,
-            search=make_options(settings, "kda", trials, seed, night.TRIGGER),
+            search=search,
             drift_pct=settings.drift_pct,
             machine_pct=settings.machine_slower_pct,
             max_age_days=settings.max_age_days,
             how=How(ncu=settings.ncu, timeout_s=settings.profile_timeout_s, trigger=night.TRIGGER),
             settings=settings,
+            fleet=None if workers is None else _fleet(workers, source, Work(source.name, recording, search, settings)),
         )
         with _closed(source), Watch() as watch:
             report = Night(engine, source, options, watch=watch, still_held=still_held).run()
@@ -102,6 +110,15 @@ def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command("nightly")(nightly)
     app.command("nights")(nights)
+
+
+def _fleet(workers: str, source: Backend, work: Work) -> Fleet:
+    """The workers: on cards of the model that the night is of. Raises UsageError and DeviceError as `choose_cards`."""
+    replay = source.name == "replay"
+    cards = [card for card in choose_cards(workers, replay=replay) if replay or card.name.startswith(source.gpu.name)]
+    if not cards:
+        raise UsageError(f"--workers {workers}: none of the visible cards is named {source.gpu.name}")
+    return Fleet(cards, work)
 
 
 def _stored(engine: Engine, number: int) -> Json:

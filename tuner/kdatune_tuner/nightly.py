@@ -23,23 +23,20 @@ from kdatune_kernels.match import Champion
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Shape
 from kdatune_tuner import night_findings
+from kdatune_tuner import night_fleet
+from kdatune_tuner import night_profiles
 from kdatune_tuner.duel import Duel
 from kdatune_tuner.duel import Promotion
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ledger import OpenRun
 from kdatune_tuner.ledger import uninterrupted
-from kdatune_tuner.ncu.preflight import counters_unavailable
-from kdatune_tuner.ncu.profiling import CHAMPION
-from kdatune_tuner.ncu.profiling import DEFAULT
 from kdatune_tuner.ncu.profiling import How
-from kdatune_tuner.ncu.profiling import profile_shape
 from kdatune_tuner.night_act import after_failed
 from kdatune_tuner.night_act import after_slower
 from kdatune_tuner.night_check import NOISE_LIMIT
 from kdatune_tuner.night_check import Checked
 from kdatune_tuner.night_check import Checker
 from kdatune_tuner.night_plan import CONFIRM
-from kdatune_tuner.night_plan import PROFILE
 from kdatune_tuner.night_plan import SEARCH
 from kdatune_tuner.night_plan import Facts
 from kdatune_tuner.night_plan import Planner
@@ -63,7 +60,6 @@ from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import page_quarantined
 from kdatune_tuner.store.night_models import Verdict
-from kdatune_tuner.store.profiles import champions_without_counters
 from kdatune_tuner.store.records import Decision as Said
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import at_clock
@@ -75,7 +71,6 @@ from kdatune_tuner.worker import DeviceError
 _SILENT = timedelta(hours=1)  # a run that measured nothing for so long is dead: a trial is killed after minutes
 _LEAST_SEARCH = 0.25  # of its estimate; with less time left a search is not begun
 _SEARCH_ROOM = 2.0  # times its estimate is what one search may take, so that it does not eat the night
-_OF_THE_SHAPE = ("config_failed", "timeout", "target_failed", "no_kernels", "bad_report")  # codes of one profile alone
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class NightOptions:
     """How a night is run.
 
     search: options of its searches. how: of its profiles, None where none are wanted. settings: of the look at the stored
-    history, None where none is wanted.
+    history, None where none is wanted. fleet: workers that do the searches, None: this process does them.
     """
 
     budget_seconds: float
@@ -93,6 +88,7 @@ class NightOptions:
     max_age_days: float = 30.0
     how: How | None = None
     settings: Settings | None = None
+    fleet: night_fleet.Fleet | None = None
 
 
 class Night:
@@ -194,7 +190,7 @@ class Night:
         self._save()
         self._go_through()
         if self.options.how is not None:
-            self.report.plan += self._profiles(self.options.how)
+            self.report.plan += night_profiles.due(self.engine, self.backend, self.options.how, self._planner())
             self._go_through()
         if self.options.settings is not None:
             self._history(self.options.settings)
@@ -254,6 +250,9 @@ class Night:
             if self._left() <= (_LEAST_SEARCH * item.estimated_seconds if item.kind == SEARCH else 0.0):
                 item.state, item.result = ItemState.LEFT, "the budget did not reach it"
                 continue
+            if item.kind == SEARCH and self.options.fleet is not None:
+                self._search_together([one for one in todo if one.kind == SEARCH], self.options.fleet)
+                continue
             with self._timed(item):
                 self._do(item)
             self._save()
@@ -280,7 +279,8 @@ class Night:
             case "search":
                 self._search(item, item.shape)
             case "profile":
-                self._profile(item, item.shape)
+                assert self.options.how is not None  # noqa: S101 - else no profile is planned
+                night_profiles.take(self.engine, self.backend, item, self.options.how, self.report.plan)
 
     def _check(self, item: Item, shape: Shape) -> None:
         ledger = Ledger(self.engine, self.backend, shape)
@@ -337,6 +337,19 @@ class Night:
         item.result = f"{tuned.measured} measured of {tuned.trials}; {decided}{rest}"
         self._note_promotion(shape, before, "" if said is None else said.reason, item.count)
 
+    def _search_together(self, items: list[Item], fleet: night_fleet.Fleet) -> None:
+        """The searches by workers, most value per second first; they share what time is left."""
+        with reading(self.engine) as s:
+            before = {champion.shape: champion for champion in queries.champions(s, self.backend.gpu)}
+        self.backend.close()  # the workers want the card
+        interrupted = night_fleet.search(self.engine, fleet, items, self._left())
+        for item in items:
+            if item.shape is not None:
+                self._note_promotion(item.shape, before.get(item.shape), item.result or "", item.count)
+        self._save()
+        if interrupted:
+            raise KeyboardInterrupt
+
     def _note_promotion(self, shape: Shape, before: Champion | None, reason: str, miss_count: int = 0) -> None:
         """A finding where another config is served now, or one for the first time."""
         with reading(self.engine) as s:
@@ -350,32 +363,6 @@ class Night:
         else:
             text, kind = "another config is served now", Kind.PROMOTED
         self._find(Finding(str(kind), f"{text} ({reason})", shape=shape.key(), figures=figures))
-
-    def _profiles(self, how: How) -> list[Item]:
-        """Counters that are due, or one line why there can be none."""
-        with reading(self.engine) as s:
-            wanting = champions_without_counters(s, self.backend.gpu)
-        if not wanting:
-            return []
-        why_not = None if self.backend.name == "gpu" else f"the {self.backend.name} backend has no card to profile"
-        if why_not is None and (told := counters_unavailable(how.ncu)) is not None:
-            why_not = told.text()
-        if why_not is None:
-            planner = self._planner()
-            return [planner.profile(champion.shape) for champion in wanting]
-        why = f"{len(wanting)} served configs have no counters since they were measured"
-        return [Item(PROFILE, None, why, 0.0, 0.0, state=ItemState.SKIPPED, result=why_not)]
-
-    def _profile(self, item: Item, shape: Shape) -> None:
-        assert self.options.how is not None  # noqa: S101 - else no profile is planned
-        done = profile_shape(self.engine, self.backend, shape, (CHAMPION, DEFAULT), self.options.how)
-        failures = done.failures()
-        item.result = "; ".join(failure.text() for failure in failures) or "counters stored"
-        of_machine = next((f for f in failures if f.code not in _OF_THE_SHAPE), None)
-        if of_machine is not None:  # it would be the same for the next one
-            for other in self.report.plan:
-                if other.kind == PROFILE and other.state is ItemState.PLANNED:
-                    other.state, other.result = ItemState.SKIPPED, of_machine.text()
 
     def _conclude(self, ledger: Ledger, checked: Checked, act: Callable[[Session], list[Finding]]) -> None:
         """Store a check, what follows from it, and the findings: all or nothing."""
