@@ -14,6 +14,7 @@ A message says what happened, with which key, and what to do about it.
 
 __all__ = [
     "ConfigError",
+    "ExchangeError",
     "KdatuneError",
     "MeasurementError",
     "RecordingError",
@@ -64,3 +65,7 @@ class RecordingError(KdatuneError):
 
 class UsageError(KdatuneError):
     """A command was called with something it cannot work with."""
+
+
+class ExchangeError(KdatuneError):
+    """A file of another tuner's format cannot be read, or says what cannot be."""

@@ -14,6 +14,7 @@ from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
 from kdatune_tuner import cli_backup
 from kdatune_tuner import cli_doctor
+from kdatune_tuner import cli_exchange
 from kdatune_tuner import cli_nightly
 from kdatune_tuner import cli_profile
 from kdatune_tuner import cli_regressions
@@ -46,6 +47,7 @@ db.command("upgrade")(cli_show.db_upgrade)
 cli_token.register(app)
 cli_backup.register(app)
 cli_doctor.register(app)
+cli_exchange.register(app)
 
 
 cli_nightly.register(app)
