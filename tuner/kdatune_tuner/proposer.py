@@ -3,7 +3,8 @@
 The study is disposable: everything measured is in our store and is told again when a search resumes.
 """
 
-import warnings
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,12 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.distributions import CategoricalDistribution
 from optuna.distributions import IntDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.storages import JournalStorage
 from optuna.storages import RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,6 +28,10 @@ from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import SearchConfig
 from kdatune_tuner.store.address import BUSY_TIMEOUT_S
 from kdatune_tuner.store.address import parse_address
+from kdatune_tuner.surrogate import Surrogate
+from kdatune_tuner.surrogate import Vector
+from kdatune_tuner.surrogate import field_names
+from kdatune_tuner.surrogate import field_value
 
 # Fields that only make sense together: a tile of 128 rows needs two MMA partitions or eight warps, and then a register
 # cap (44 of 48 combinations are illegal); other splits than 1/1 are in the space only with some store orders.
@@ -34,9 +39,10 @@ _JOINT: dict[str, tuple[str, ...]] = {
     "tile": ("block_v", "num_warps", "consumers", "maxnreg", "consumer_regs"),
     "order": ("load_warps", "store_warps", "defer_store", "decay_position"),
 }
-STARTUP_TRIALS = 20
-"""Configs drawn at random from the space before TPE proposes. H200 sweep, K2, 60 trials, ten shapes x three seeds, worst
-distance from the best: 2.6 % with 20, 4.3 % with 30, 6.2 % with 15; 4.3 % for random search."""
+# Configs that are known before the model is asked, where other shapes suggest nothing: drawn at random.
+_STARTUP_TRIALS = 5
+# Of a larger space a random part is looked at.
+_MOST_CONFIGS = 2000
 
 
 @dataclass(frozen=True)
@@ -61,23 +67,11 @@ class _Axis:
         return ",".join(f"{field}={v}" for field, v in zip(self.fields, value, strict=True))
 
     def value_of(self, config: SearchConfig) -> tuple[Any, ...]:
-        return tuple(_value(config, field) for field in self.fields)
+        return tuple(field_value(config, field) for field in self.fields)
 
     def encode(self, config: SearchConfig) -> int | str:
         value = self.value_of(config)
         return self.values.index(value) if self.ordered else self.label(value)
-
-
-def _value(config: SearchConfig, field: str) -> Any:
-    return config.get(field) if isinstance(config, OtherConfig) else getattr(config, field)
-
-
-def _fields(configs: Sequence[SearchConfig]) -> list[str]:
-    """The names of the fields, in a fixed order. Configs of another kernel need not all have the same."""
-    first = configs[0]
-    if isinstance(first, OtherConfig):
-        return sorted({name for config in configs if isinstance(config, OtherConfig) for name in config})
-    return list(first.__dataclass_fields__)
 
 
 def _variant(config: SearchConfig) -> str:
@@ -86,8 +80,8 @@ def _variant(config: SearchConfig) -> str:
 
 
 def _axes(configs: Sequence[SearchConfig], prefix: str) -> list[_Axis]:
-    fields = [f for f in _fields(configs) if f != "variant" or isinstance(configs[0], OtherConfig)]
-    varying = [f for f in fields if len({_value(c, f) for c in configs}) > 1]
+    fields = [f for f in field_names(configs) if f != "variant" or isinstance(configs[0], OtherConfig)]
+    varying = [f for f in fields if len({field_value(c, f) for c in configs}) > 1]
     groups: list[tuple[str, tuple[str, ...]]] = []
     for name, joint in _JOINT.items():
         together = tuple(f for f in joint if f in varying)
@@ -97,7 +91,7 @@ def _axes(configs: Sequence[SearchConfig], prefix: str) -> list[_Axis]:
     groups += [(f, (f,)) for f in varying]
     axes = []
     for name, members in groups:
-        seen = {tuple(_value(c, f) for f in members) for c in configs}
+        seen = {tuple(field_value(c, f) for f in members) for c in configs}
         ordered = sorted(
             seen, key=lambda value: [(v is not None, type(v).__name__, v if v is not None else 0) for v in value]
         )
@@ -120,12 +114,40 @@ def _storage(where: str | None) -> BaseStorage | None:
         raise StoreError(f"Optuna's storage (KDATUNE_OPTUNA_STORAGE) cannot be opened: {reason}") from error
 
 
+class _Chosen(optuna.samplers.BaseSampler):
+    """Answers with the parameters of the config that was chosen."""
+
+    def __init__(self) -> None:
+        self.params: dict[str, Any] = {}
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
+        return {}
+
+    def sample_relative(
+        self,
+        study: optuna.Study,  # noqa: ARG002 - Optuna's interface
+        trial: FrozenTrial,  # noqa: ARG002
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(
+        self,
+        study: optuna.Study,  # noqa: ARG002 - Optuna's interface
+        trial: FrozenTrial,  # noqa: ARG002
+        param_name: str,
+        param_distribution: BaseDistribution,  # noqa: ARG002
+    ) -> Any:
+        return self.params[param_name]
+
+
 class Proposer:
-    """TPE (multivariate) over a space of configs. Ordered integers are ordered parameters, the rest are categories.
+    """What to measure next of a space of configs, as an Optuna study: the largest expected gain by surrogate.py.
 
     Args:
         space: every config that may be proposed.
         seed: equal seeds and equal answers give equal proposals.
+        guess: what other shapes suggest (guess.py).
         storage: a journal file or a database URL where the study can be looked at; None: in memory.
         study_name: what it is called there.
 
@@ -133,28 +155,33 @@ class Proposer:
         StoreError: the storage is a URL that kdatune does not work with.
     """
 
-    sampler_name = "tpe"
+    sampler_name = "gp"
 
     def __init__(
-        self, space: Sequence[SearchConfig], seed: int, storage: str | None = None, study_name: str | None = None
+        self,
+        space: Sequence[SearchConfig],
+        seed: int,
+        guess: Vector | None = None,
+        storage: str | None = None,
+        study_name: str | None = None,
     ) -> None:
         self._space = frozenset(space)
-        self._by_params: dict[tuple[tuple[str, Any], ...], SearchConfig] = {}
+        # in random order: of equal gains the first is taken, and what is drawn at random is the first that is left
+        order = random.Random(seed).sample(range(len(space)), min(len(space), _MOST_CONFIGS))  # noqa: S311 - a search
+        self._configs = [space[i] for i in order]
+        self._surrogate = Surrogate(self._configs, None if guess is None else guess[order])
+        self._guessed = guess is not None
+        self._told: set[SearchConfig] = set()
         self._axes: dict[str, list[_Axis]] = {}
         for variant in sorted({_variant(c) for c in space}):
             self._axes[variant] = _axes([c for c in space if _variant(c) == variant], variant)
-        for config in space:
-            self._by_params[tuple(self.params(config).items())] = config
-        with warnings.catch_warnings():
-            # `group` keeps each variant's parameters a joint distribution of their own; it is experimental since 2.8
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=1)
-            # without `load_if_exists` RDBStorage and create_study log at INFO, to stderr
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            self._storage = _storage(storage)
-            self._study = optuna.create_study(
-                sampler=sampler, direction="minimize", storage=self._storage, study_name=study_name
-            )
+        self._sampler = _Chosen()
+        # without `load_if_exists` RDBStorage and create_study log at INFO, to stderr
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = _storage(storage)
+        self._study = optuna.create_study(
+            sampler=self._sampler, direction="minimize", storage=self._storage, study_name=study_name
+        )
 
     def close(self) -> None:
         """Let go of the storage's connections."""
@@ -172,22 +199,35 @@ class Proposer:
         axes = self._axes[variant]
         return {"variant": variant} | {axis.name: axis.encode(config) for axis in axes}
 
-    def ask(self) -> tuple[optuna.Trial, SearchConfig | None]:
-        """The next proposal; None where the parameters name no config of the space."""
-        trial = self._study.ask()
-        variant = trial.suggest_categorical("variant", list(self._axes))
-        params: dict[str, Any] = {"variant": variant}
-        for axis in self._axes[variant]:
-            match axis.distribution:
-                case IntDistribution(low=low, high=high):
-                    params[axis.name] = trial.suggest_int(axis.name, low, high)
-                case CategoricalDistribution(choices=choices):
-                    params[axis.name] = trial.suggest_categorical(axis.name, choices)
-        return trial, self._by_params.get(tuple(params.items()))
+    def choose(self) -> tuple[SearchConfig, float] | None:
+        """What to measure next, never one that was told, and the gain expected of it (a share of the best time).
 
-    def tell(self, trial: optuna.Trial, result: Result | None) -> None:
-        """What became of a proposal. None: it names no config. A failure is infeasible, so that TPE keeps away from it."""
-        if result is not None and result.median_us is not None:
+        At the start, where nothing is suggested, it is drawn at random and the gain is infinite. None: all were told.
+        """
+        if not self._surrogate.left:
+            return None
+        if not self._guessed and len(self._told) < _STARTUP_TRIALS:
+            return next(c for c in self._configs if c not in self._told), math.inf
+        gains = self._surrogate.gains()
+        best = int(gains.argmax())
+        return self._configs[best], float(gains[best])
+
+    def ask(self, config: SearchConfig) -> optuna.Trial:
+        """Begin a trial of the config in the study."""
+        self._sampler.params = self.params(config)
+        trial = self._study.ask()
+        for name, distribution in self._distributions(config).items():
+            match distribution:
+                case IntDistribution(low=low, high=high):
+                    trial.suggest_int(name, low, high)
+                case CategoricalDistribution(choices=choices):
+                    trial.suggest_categorical(name, choices)
+        return trial
+
+    def tell(self, trial: optuna.Trial, config: SearchConfig, result: Result) -> None:
+        """What became of a trial. A failure is infeasible."""
+        self._learn(config, result)
+        if result.median_us is not None:
             self._study.tell(trial, result.median_us)
             return
         trial.set_constraint("runs", 1.0)
@@ -195,16 +235,22 @@ class Proposer:
 
     def know(self, config: SearchConfig, result: Result) -> None:
         """Tell a result that was not asked for: a seed, or a trial of an earlier run."""
-        params = self.params(config)
-        distributions: dict[str, BaseDistribution] = {"variant": CategoricalDistribution(list(self._axes))}
-        distributions |= {axis.name: axis.distribution for axis in self._axes[_variant(config)]}
+        self._learn(config, result)
         failed = result.median_us is None
         self._study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.PRUNED if failed else TrialState.COMPLETE,
                 value=result.median_us,
-                params=params,
-                distributions=distributions,
+                params=self.params(config),
+                distributions=self._distributions(config),
                 constraints={"runs": 1.0} if failed else None,
             )
         )
+
+    def _learn(self, config: SearchConfig, result: Result) -> None:
+        self._told.add(config)
+        self._surrogate.tell(config, result.median_us)
+
+    def _distributions(self, config: SearchConfig) -> dict[str, BaseDistribution]:
+        variants: dict[str, BaseDistribution] = {"variant": CategoricalDistribution(list(self._axes))}
+        return variants | {axis.name: axis.distribution for axis in self._axes[_variant(config)]}

@@ -1,6 +1,5 @@
-"""The search of one stage on one shape: seeds first, then everything (small space) or what TPE proposes (large)."""
+"""The search of one stage on one shape: seeds first, then what is expected to gain most, all of it where the budget reaches."""
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from dataclasses import field
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import SearchConfig
 from kdatune_tuner.outcome import Outcome
-from kdatune_tuner.proposer import STARTUP_TRIALS
 from kdatune_tuner.proposer import Proposer
+from kdatune_tuner.surrogate import Vector
 
-# Proposals in a row that are illegal or already measured, before the rest of the budget is drawn at random from what is
-# left. TPE proposes its best again and again once it has converged.
-_IDLE_PROPOSALS = 20
+# Trials in a row of which too little was expected, before a search ends: what is expected goes up and down.
+_HOPELESS_TRIALS = 5
+ENUMERATE = "enumerate"
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,19 @@ class Budget:
 
     trials: distinct configs of the shape, those that an earlier run measured included.
     deadline: time.monotonic() after which no new trial starts, except the very first; None: no limit.
+    gpu_seconds: the same for time on the card.
+    least_gain_pct: a search that does not reach for the whole space ends when five trials in a row were expected to take
+        less than this off the best time; 0: it goes on.
     """
 
     trials: int
     deadline: float | None = None
+    gpu_seconds: float | None = None
+    least_gain_pct: float = 0.0
 
-    def spent(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
+    def spent(self, gpu_seconds: float) -> bool:
+        late = self.deadline is not None and time.monotonic() >= self.deadline
+        return late or (self.gpu_seconds is not None and gpu_seconds >= self.gpu_seconds)
 
 
 @dataclass
@@ -45,12 +50,14 @@ class Search:
     results: dict[SearchConfig, Result] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
+    gpu_seconds: float = 0.0
 
     def finished(self, config: SearchConfig, result: Result) -> None:
         """Note a trial that is stored; a second time says nothing new."""
         if config not in self.results:
             self.results[config] = result
             self.measured += 1
+            self.gpu_seconds += result.gpu_seconds
 
     def ranked(self) -> list[tuple[SearchConfig, Result]]:
         """Configs with outcome ok, fastest first."""
@@ -73,12 +80,14 @@ def run_search(
     measure: Callable[[SearchConfig], Result],
     budget: Budget,
     seed: int,
+    guess: Vector | None = None,
     storage: str | None = None,
     study_name: str | None = None,
 ) -> None:
     """Fill `search` within the budget. No config is measured twice, and none that is in `known`.
 
-    `seeds` come first and need not be of the space.
+    `seeds` come first and need not be of the space; then what is expected to gain most. `guess` is what other shapes suggest
+    of each config of the space.
     `measure` stores what it measures, so an interrupt at any moment loses at most the trial it fell into; `search`
     then holds everything that finished.
     """
@@ -92,30 +101,23 @@ def run_search(
         return result
 
     def may_go_on() -> bool:
-        return len(search.results) < budget.trials and not (search.measured and budget.spent())
+        return len(search.results) < budget.trials and not (search.measured and budget.spent(search.gpu_seconds))
 
     for config in dict.fromkeys(seeds):
         if config not in search.results and may_go_on():
             take(config)
-    remainder = [c for c in space if c not in search.results]
-    random.Random(seed).shuffle(remainder)  # noqa: S311 - a search, not a secret
-    if search.sampler != "enumerate" and remainder:
-        # TPE's own start-up draws from the product of the parameters, most of which is outside the space
-        for config in remainder[: max(0, STARTUP_TRIALS - len(search.results))]:
-            if may_go_on():
+    if space and may_go_on():
+        with closing(Proposer(space, seed, guess, storage, study_name)) as proposer:
+            _propose(search, proposer, take, may_go_on, budget.least_gain_pct / 100.0)
+    if search.sampler == ENUMERATE:  # what a proposer of a very large space does not look at
+        for config in space:
+            if config not in search.results and may_go_on():
                 take(config)
-        with closing(Proposer(space, seed, storage, study_name)) as proposer:
-            _propose(search, proposer, take, may_go_on)
-    for config in remainder:
-        if not may_go_on():
-            break
-        if config not in search.results:
-            take(config)
 
 
 def sampler_for(space: Sequence[SearchConfig], budget: Budget) -> str:
-    """How a space is walked: "enumerate" when the trials reach for all of it, else "tpe"."""
-    return "enumerate" if len(space) <= budget.trials else Proposer.sampler_name
+    """How a space is walked: "enumerate" when the trials reach for all of it, else "gp": as far as it pays."""
+    return ENUMERATE if len(space) <= budget.trials else Proposer.sampler_name
 
 
 def _propose(
@@ -123,20 +125,17 @@ def _propose(
     proposer: Proposer,
     take: Callable[[SearchConfig], Result],
     may_go_on: Callable[[], bool],
+    least_gain: float,
 ) -> None:
-    """Ask and tell until the budget is spent or the proposals bring nothing new."""
+    """Choose, measure and tell until the budget is spent, nothing is left, or it does not pay any more."""
     for known, result in search.results.items():
         if proposer.holds(known):
             proposer.know(known, result)
-    idle = 0
-    while may_go_on() and idle < _IDLE_PROPOSALS:
-        trial, config = proposer.ask()
-        if config is None:
-            proposer.tell(trial, None)
-            idle += 1
-        elif config in search.results:
-            proposer.tell(trial, search.results[config])
-            idle += 1
-        else:
-            proposer.tell(trial, take(config))
-            idle = 0
+    hopeless = 0
+    while may_go_on() and (chosen := proposer.choose()) is not None:
+        config, gain = chosen
+        hopeless = hopeless + 1 if gain < least_gain else 0
+        if hopeless >= _HOPELESS_TRIALS and search.sampler != ENUMERATE:
+            return
+        trial = proposer.ask(config)
+        proposer.tell(trial, config, take(config))
