@@ -108,4 +108,4 @@ def can_be_wrong(path, method):
 
 
 def test_every_operation_is_asked():
-    assert len(OPERATIONS) == 15
+    assert len(OPERATIONS) == 17

@@ -92,21 +92,22 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
         measured = measurements_by_id(s, [p.measurement_id for p in promotions.values()])
         rows = []
         for e in some:
-            promotion = promotions[e.row.promotion_id]
-            measurement = measured.get(promotion.measurement_id or 0)
+            promotion = promotions.get(e.row.promotion_id)  # None: its row is damaged
+            measurement = measured.get(promotion.measurement_id or 0) if promotion else None
+            gain_low, gain_high = (promotion.gain_low, promotion.gain_high) if promotion else (None, None)
             p20, p80 = (measurement.p20_us, measurement.p80_us) if measurement else (None, None)
             rows.append(
                 [
                     shape_cell(e.row.shape_key, path_of("configs", e.card.name, e.row.shape_key)),
                     Cell(e.card.name),
-                    Cell(e.status, "", tag="stale") if e.status == "stale" else Cell(e.status),
+                    _state_cell(e, is_damaged=promotion is None),
                     Cell(e.row.measured_us, text.us(e.row.measured_us), note="estimated" if e.row.estimated else ""),
                     Cell(p20, text.us(p20)),
                     Cell(p80, text.us(p80)),
                     Cell(e.row.default_us, text.us(e.row.default_us)),
                     Cell(e.speedup, text.speedup(e.speedup), mark=text.trend_of(e.speedup)),
-                    Cell(promotion.gain_low, text.speedup(promotion.gain_low)),
-                    Cell(promotion.gain_high, text.speedup(promotion.gain_high)),
+                    Cell(gain_low, text.speedup(gain_low)),
+                    Cell(gain_high, text.speedup(gain_high)),
                     moment_cell(e.row.measured_at),
                     Cell(e.row.generation, text.integer(e.row.generation)),
                     Cell(e.stale_reason, e.stale_reason or ""),
@@ -125,3 +126,9 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
         "generation": lambda e: e.row.generation,
     }
     return make_table(SPEC, query, ListSource(entries, make, keys))
+
+
+def _state_cell(entry: Entry, *, is_damaged: bool) -> Cell:
+    if is_damaged:
+        return Cell("damaged", "", tag="damaged", title="its row cannot be read, so it is not served: see the log")
+    return Cell(entry.status, "", tag="stale") if entry.status == "stale" else Cell(entry.status)

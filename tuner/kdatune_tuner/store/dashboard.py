@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement
@@ -20,6 +21,8 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import is_id
+from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -28,6 +31,7 @@ from kdatune_tuner.store.models import PromotionModel
 from kdatune_tuner.store.records import SERVING_DECISIONS
 from kdatune_tuner.store.records import MeasurementRow
 from kdatune_tuner.store.records import PromotionRow
+from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import measurement_row
 from kdatune_tuner.store.rows import promotion_row
 
@@ -137,9 +141,8 @@ def promotions_by_id(s: Session, ids: Sequence[int]) -> dict[int, PromotionRow]:
     """Decisions by their ids."""
     found: dict[int, PromotionRow] = {}
     for some in chunks(ids):
-        found.update(
-            (row[0].id, promotion_row(row)) for row in s.execute(_promotions().where(PromotionModel.id.in_(some)))
-        )
+        rows = s.execute(_promotions().where(PromotionModel.id.in_(some)))
+        found.update((one.id, one) for one in whole(rows, promotion_row, id_of))
     return found
 
 
@@ -148,7 +151,7 @@ def measurements_by_id(s: Session, ids: Iterable[int | None]) -> dict[int, Measu
     found: dict[int, MeasurementRow] = {}
     for some in chunks([one for one in ids if one is not None]):
         rows = s.execute(_measurements().where(MeasurementModel.id.in_(some)))
-        found.update((row[0].id, measurement_row(row)) for row in rows)
+        found.update((one.id, one) for one in whole(rows, measurement_row, id_of))
     return found
 
 
@@ -185,7 +188,7 @@ def history(s: Session, key: Key, *, serving_only: bool = False, until: datetime
         query = query.where(SERVING)
     if until is not None:
         query = query.where(PromotionModel.decided_at <= until)
-    return [promotion_row(row) for row in s.execute(query.order_by(PromotionModel.generation.desc()))]
+    return list(whole(s.execute(query.order_by(PromotionModel.generation.desc())), promotion_row, id_of))
 
 
 def newest_measurement(s: Session, key: Key, config_hash: str, until: datetime | None = None) -> MeasurementRow | None:
@@ -194,8 +197,8 @@ def newest_measurement(s: Session, key: Key, config_hash: str, until: datetime |
     if until is not None:
         query = query.where(MeasurementModel.measured_at <= until)
     ok_first = (MeasurementModel.outcome == Outcome.OK.value).desc()
-    row = s.execute(query.order_by(ok_first, MeasurementModel.id.desc()).limit(1)).first()
-    return measurement_row(row) if row else None
+    rows = s.execute(query.order_by(ok_first, MeasurementModel.id.desc()).limit(1))
+    return next(whole(rows, measurement_row, id_of), None)
 
 
 def trials(s: Session, key: Key, *, build_id: int | None = None, run_id: int | None = None) -> list[Trial]:
@@ -205,7 +208,14 @@ def trials(s: Session, key: Key, *, build_id: int | None = None, run_id: int | N
         query = query.where(MeasurementModel.build_id == build_id)
     if run_id is not None:
         query = query.where(MeasurementModel.run_id == run_id)
-    return [Trial._make(row) for row in s.execute(query.order_by(MeasurementModel.id))]
+    rows = s.execute(query.order_by(MeasurementModel.id))
+    return list(whole(rows, _trial, lambda row: ("measurement", row[0])))
+
+
+def _trial(row: Any) -> Trial:
+    found = Trial._make(row)
+    check_object("config_json", found.config_json)
+    return found
 
 
 def newest_trial_id(s: Session, key: Key) -> int:

@@ -7,12 +7,15 @@ from typing import Any
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement
+from sqlalchemy import Row
 from sqlalchemy import Select
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.dashboard import SERVING
 from kdatune_tuner.store.dashboard import chunks
 from kdatune_tuner.store.models import GpuModel
@@ -23,6 +26,7 @@ from kdatune_tuner.store.models import PromotionModel
 from kdatune_tuner.store.models import RunModel
 from kdatune_tuner.store.records import ProfileRow
 from kdatune_tuner.store.records import RunRow
+from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import profile_row
 from kdatune_tuner.store.rows import run_row
 
@@ -69,7 +73,7 @@ def runs(
     column = {"id": RunModel.id, "gpu_seconds": RunModel.gpu_seconds, "started_at": RunModel.started_at}[order]
     by = column.desc().nulls_last() if descending else column.asc().nulls_last()
     query = _runs().where(*_run_conditions(wanted)).order_by(by, RunModel.id.desc()).offset(offset).limit(limit)
-    return [run_row(row) for row in s.execute(query)]
+    return list(whole(s.execute(query), run_row, id_of))
 
 
 def count_runs(s: Session, wanted: RunFilter) -> int:
@@ -108,7 +112,7 @@ def profile_list(
     }
     by = columns[order].desc().nulls_last() if descending else columns[order].asc().nulls_last()
     query = _profiles(gpu_ids, stage).order_by(by, ProfileModel.id.desc()).offset(offset).limit(limit)
-    return [(profile_row(row), row[1].median_us) for row in s.execute(query)]
+    return list(whole(s.execute(query), lambda row: (profile_row(row), row[1].median_us), id_of))
 
 
 def count_profiles(s: Session, *, gpu_ids: tuple[int, ...] | None, stage: str | None) -> int:
@@ -206,12 +210,17 @@ def configs_of_promotions(s: Session, ids: Sequence[int]) -> dict[str, str]:
     found: dict[str, str] = {}
     for some in chunks(ids):
         rows = s.execute(
-            select(PromotionModel.config_hash, PromotionModel.config_json).where(
+            select(PromotionModel.id, PromotionModel.config_hash, PromotionModel.config_json).where(
                 PromotionModel.id.in_(some), PromotionModel.config_hash.is_not(None)
             )
         )
-        found.update((config_hash, text) for config_hash, text in rows if config_hash and text)
+        found.update(whole(rows, _hash_and_config, lambda row: ("promotion", row[0])))
     return found
+
+
+def _hash_and_config(row: Row[int, str | None, str | None]) -> tuple[str, str]:
+    check_object("config_json", row[2] or "")
+    return row[1] or "", row[2] or ""
 
 
 def stage_resources(

@@ -36,6 +36,7 @@ from kdatune_tuner.store.address import explain
 from kdatune_tuner.store.address import parse_address
 from kdatune_tuner.store.address import shown
 from kdatune_tuner.store.address import sqlite_path
+from kdatune_tuner.store.damaged import read_json
 from kdatune_tuner.store.lock import WAIT_S
 from kdatune_tuner.store.lock import file_lock
 from kdatune_tuner.store.turn import begin_immediate
@@ -149,7 +150,7 @@ def _refuse_newer(connection: Connection, where: str) -> None:
 
 def _new_engine(address: URL) -> Engine:
     if address.drivername == "sqlite":
-        engine = create_engine(address, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = create_engine(address, connect_args={"timeout": BUSY_TIMEOUT_S}, json_deserializer=read_json)
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine

@@ -1,13 +1,11 @@
 """What comes in over the network: posted results, once each, and configs that launchers refused."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from kdatune_kernels.errors import KdatuneError
-from kdatune_kernels.errors import StoreError
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
@@ -21,12 +19,15 @@ from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import read_shape_key
+from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import whole_page
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import QuarantineModel
 from kdatune_tuner.store.models import ReceiptModel
 from kdatune_tuner.store.records import NewMeasurement
 from kdatune_tuner.store.records import QuarantineRow
 from kdatune_tuner.store.records import utc_now
+from kdatune_tuner.store.rows import id_of
 
 MAX_DEMAND_KEYS = 100_000
 """Keys of `demand`. Launchers report without being known, so what they may fill is bounded."""
@@ -107,7 +108,7 @@ def page_quarantined(
     limit: int = 100,
     newest_first: bool = False,
 ) -> list[QuarantineRow]:
-    """Configs that launchers refused and that fit all filters given."""
+    """Configs that launchers refused and that fit all filters given. A row that cannot be read is passed over."""
     query = select(QuarantineModel)
     filters = {
         QuarantineModel.gpu_name: gpu_name,
@@ -119,17 +120,18 @@ def page_quarantined(
             return []
         if value is not None:
             query = query.where(column == value)
-    if after_id and is_id(after_id):
-        query = query.where(QuarantineModel.id < after_id if newest_first else QuarantineModel.id > after_id)
-    order = QuarantineModel.id.desc() if newest_first else QuarantineModel.id
-    return list(_rows(s.scalars(query.order_by(order).limit(max(1, min(limit, 1000))))))
+    query = query.order_by(QuarantineModel.id.desc() if newest_first else QuarantineModel.id)
+
+    def fetch(after: int | None, count: int) -> Sequence[QuarantineModel]:
+        if not (after and is_id(after)):
+            return s.scalars(query.limit(count)).all()
+        beyond = QuarantineModel.id < after if newest_first else QuarantineModel.id > after
+        return s.scalars(query.where(beyond).limit(count)).all()
+
+    return whole_page(fetch, _row, id_of, after_id, max(1, min(limit, 1000)))
 
 
-def _rows(rows: Iterable[QuarantineModel]) -> Iterable[QuarantineRow]:
-    for row in rows:
-        try:
-            shape = read_shape_key(row.kernel, row.shape_key)
-        except KdatuneError as error:
-            raise StoreError(f"quarantine {row.id} has a shape key that cannot be read: {error}") from error
-        own = {name: getattr(row, name) for name in QuarantineRow.__dataclass_fields__ if name != "shape"}
-        yield QuarantineRow(shape=shape, **own)
+def _row(row: QuarantineModel) -> QuarantineRow:
+    check_object(f"config_json of quarantine {row.id}", row.config_json)
+    own = {name: getattr(row, name) for name in QuarantineRow.__dataclass_fields__ if name != "shape"}
+    return QuarantineRow(shape=read_shape_key(row.kernel, row.shape_key), **own)

@@ -1,12 +1,14 @@
 """Cursor pages over the tables. All take the id of the last row seen and give the rows that follow it.
 
 Rows come oldest first, or newest first on request; after_id None (or 0) starts at the beginning. A filter that cannot
-match (an id out of range, a text that no database holds) gives an empty page, not an error.
+match (an id out of range, a text that no database holds) gives an empty page, not an error. A damaged row is passed over.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 from typing import TypeVarTuple
 
 from sqlalchemy import Row
@@ -21,6 +23,7 @@ from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.convert import MAX_ID
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.damaged import whole_page
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -33,6 +36,7 @@ from kdatune_tuner.store.records import ProfileRow
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.records import RunRow
 from kdatune_tuner.store.rows import gpu_row
+from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import measurement_row
 from kdatune_tuner.store.rows import profile_row
 from kdatune_tuner.store.rows import promotion_row
@@ -42,6 +46,7 @@ MAX_PAGE_ROWS = 1000
 
 Column = InstrumentedAttribute[Any]
 Columns = TypeVarTuple("Columns")
+Out = TypeVar("Out")
 
 
 def page_measurements(
@@ -64,8 +69,7 @@ def page_measurements(
     )
     filters = _filters(gpu_name, MeasurementModel.kernel, kernel, shape)
     filters |= {MeasurementModel.outcome: outcome, MeasurementModel.run_id: run_id}
-    rows = _page(s, query, MeasurementModel.id, filters, after_id, limit, newest_first)
-    return [measurement_row(row) for row in rows]
+    return _page(s, query, MeasurementModel.id, measurement_row, filters, after_id, limit, newest_first)
 
 
 def page_promotions(
@@ -87,7 +91,7 @@ def page_promotions(
         .outerjoin(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
     )
     filters = _filters(gpu_name, PromotionModel.kernel, kernel, shape) | {PromotionModel.decision: decision}
-    return [promotion_row(row) for row in _page(s, query, PromotionModel.id, filters, after_id, limit, newest_first)]
+    return _page(s, query, PromotionModel.id, promotion_row, filters, after_id, limit, newest_first)
 
 
 def page_runs(
@@ -108,7 +112,7 @@ def page_runs(
         .join(ProblemModel, RunModel.problem_id == ProblemModel.id)
     )
     filters = _filters(gpu_name, RunModel.kernel, kernel, shape) | {RunModel.state: state}
-    return [run_row(row) for row in _page(s, query, RunModel.id, filters, after_id, limit, newest_first)]
+    return _page(s, query, RunModel.id, run_row, filters, after_id, limit, newest_first)
 
 
 def page_profiles(
@@ -132,15 +136,17 @@ def page_profiles(
     )
     filters = _filters(gpu_name, MeasurementModel.kernel, kernel, shape)
     filters |= {ProfileModel.stage: stage, ProfileModel.measurement_id: measurement_id}
-    return [profile_row(row) for row in _page(s, query, ProfileModel.id, filters, after_id, limit, newest_first)]
+    return _page(s, query, ProfileModel.id, profile_row, filters, after_id, limit, newest_first)
 
 
 def page_gpus(
     s: Session, *, name: str | None = None, after_id: int | None = None, limit: int = 100, newest_first: bool = False
 ) -> list[GpuRow]:
     """GPU models that fit all filters given."""
-    rows = _page(s, select(GpuModel), GpuModel.id, {GpuModel.name: name}, after_id, limit, newest_first)
-    return [gpu_row(row[0]) for row in rows]
+    query = select(GpuModel)
+    return _page(
+        s, query, GpuModel.id, lambda row: gpu_row(row[0]), {GpuModel.name: name}, after_id, limit, newest_first
+    )
 
 
 def _filters(
@@ -157,11 +163,12 @@ def _page(
     s: Session,
     query: Select[*Columns],
     id_column: Column,
+    convert: Callable[[Row[*Columns]], Out],
     filters: Mapping[Column, Any],
     after_id: int | None,
     limit: int,
     newest_first: bool,
-) -> Sequence[Row[*Columns]]:
+) -> list[Out]:
     for column, value in filters.items():
         if isinstance(value, str) and not is_text(value):
             return []
@@ -169,12 +176,13 @@ def _page(
             return []
         if value is not None:
             query = query.where(column == value)
-    if after_id:
-        if newest_first:
-            query = query.where(id_column < min(after_id, MAX_ID))
-        elif not is_id(after_id):
-            return []
-        else:
-            query = query.where(id_column > after_id)
-    order = id_column.desc() if newest_first else id_column
-    return s.execute(query.order_by(order).limit(max(1, min(limit, MAX_PAGE_ROWS)))).all()
+    if after_id and not newest_first and not is_id(after_id):
+        return []
+    query = query.order_by(id_column.desc() if newest_first else id_column)
+
+    def fetch(after: int | None, count: int) -> Sequence[Row[*Columns]]:
+        if after and newest_first:
+            return s.execute(query.where(id_column < min(after, MAX_ID)).limit(count)).all()
+        return s.execute((query.where(id_column > after) if after else query).limit(count)).all()
+
+    return whole_page(fetch, convert, id_of, after_id, max(1, min(limit, MAX_PAGE_ROWS)))

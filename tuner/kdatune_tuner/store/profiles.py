@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from sqlalchemy import Row
 from sqlalchemy import Select
 from sqlalchemy import func
 from sqlalchemy import select
@@ -17,6 +18,7 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.convert import gpu_of_row
+from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -24,6 +26,7 @@ from kdatune_tuner.store.models import ProfileModel
 from kdatune_tuner.store.records import NewProfile
 from kdatune_tuner.store.records import ProfileRow
 from kdatune_tuner.store.records import rfc3339
+from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import profile_row
 
 
@@ -60,9 +63,9 @@ def put_profile(s: Session, new: NewProfile) -> int:
 
 
 def find_profile(s: Session, profile_id: int) -> StoredProfile | None:
-    """One stored profile, None when there is none of that id."""
-    row = s.execute(_with_names().where(ProfileModel.id == profile_id)).first()
-    return None if row is None else StoredProfile(profile_row(row), row[1].median_us)
+    """One stored profile, None when there is none of that id, or it is damaged."""
+    rows = s.execute(_with_names().where(ProfileModel.id == profile_id))
+    return next(whole(rows, _stored, id_of), None)
 
 
 def newest_profiles(s: Session, gpu: Gpu, shape: Shape) -> list[StoredProfile]:
@@ -81,8 +84,7 @@ def newest_profiles(s: Session, gpu: Gpu, shape: Shape) -> list[StoredProfile]:
         .order_by(ProfileModel.id.desc())
     )
     found: dict[tuple[str, str], StoredProfile] = {}
-    for row in rows:
-        one = StoredProfile(profile_row(row), row[1].median_us)
+    for one in whole(rows, _stored, id_of):
         found.setdefault((one.row.config_json, one.row.stage), one)
     return list(found.values())
 
@@ -122,6 +124,10 @@ def profiled_gpus(s: Session, shape: Shape) -> list[Gpu]:
         .order_by(GpuModel.name, GpuModel.id)
     )
     return [gpu_of_row(row) for row in rows]
+
+
+def _stored(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> StoredProfile:
+    return StoredProfile(profile_row(row), row[1].median_us)
 
 
 def _with_names() -> Select[ProfileModel, MeasurementModel, str, ProblemModel]:

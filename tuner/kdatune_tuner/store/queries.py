@@ -28,6 +28,7 @@ from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import kda_shape_of_row
 from kdatune_tuner.store.convert import read_shape_key
+from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
@@ -44,6 +45,7 @@ from kdatune_tuner.store.records import DemandRow
 from kdatune_tuner.store.records import MeasurementRow
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.records import rfc3339
+from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import measurement_row
 from kdatune_tuner.store.rows import promotion_row
 
@@ -186,20 +188,20 @@ def measured(s: Session, kernel: str, gpu_id: int, problem_id: int, build_id: in
         )
         .order_by(MeasurementModel.id)
     )
-    return {row[0].config_hash: measurement_row(row) for row in rows}
+    return {row.config_hash: row for row in whole(rows, measurement_row, id_of)}
 
 
 def find_measurement(s: Session, measurement_id: int) -> MeasurementRow | None:
-    """One stored measurement, None when there is none of that id."""
+    """One stored measurement, None when there is none of that id, or it is damaged."""
     if not is_id(measurement_id):
         return None
-    row = s.execute(
+    rows = s.execute(
         select(MeasurementModel, GpuModel.name, ProblemModel)
         .join(GpuModel, MeasurementModel.gpu_id == GpuModel.id)
         .join(ProblemModel, MeasurementModel.problem_id == ProblemModel.id)
         .where(MeasurementModel.id == measurement_id)
-    ).first()
-    return measurement_row(row) if row else None
+    )
+    return next(whole(rows, measurement_row, id_of), None)
 
 
 def find_build(s: Session, build_id: int) -> Build | None:

@@ -27,14 +27,19 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.access import Caller
 from kdatune_tuner.store.access import add_audit
+from kdatune_tuner.store.convert import MAX_ID
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import shape_of_row
+from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.damaged import whole_page
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.records import rfc3339
 from kdatune_tuner.store.records import utc_now
 from kdatune_tuner.store.regression_models import RegressionModel
+from kdatune_tuner.store.rows import id_of
 
 MAX_NOTE_CHARS = 500
 _SAME_STEP = timedelta(days=3)  # what began so near to it is the same step: a night more may move its date
@@ -231,11 +236,17 @@ def page_regressions(
             conditions.append(column == value)
     if state is not None:
         conditions += _in_state(RegressionState(state))
-    if after_id and is_id(after_id):
-        conditions.append(RegressionModel.id < after_id if newest_first else RegressionModel.id > after_id)
-    elif after_id and not newest_first:
+    if after_id and not newest_first and not is_id(after_id):
         return []
-    return _rows(s, *conditions, newest_first=newest_first, limit=max(1, min(limit, 1000)))
+    query = _query(*conditions, newest_first=newest_first)
+
+    def fetch(after: int | None, count: int) -> Sequence[Any]:
+        if not after:
+            return s.execute(query.limit(count)).all()
+        beyond = RegressionModel.id < min(after, MAX_ID) if newest_first else RegressionModel.id > after
+        return s.execute(query.where(beyond).limit(count)).all()
+
+    return whole_page(fetch, _row, id_of, after_id, max(1, min(limit, 1000)))
 
 
 def count_regressions(s: Session, state: RegressionState, *, served: bool | None = None) -> int:
@@ -287,34 +298,25 @@ def _models() -> Select[RegressionModel]:
     return select(RegressionModel).order_by(RegressionModel.id)
 
 
-def _rows(
-    s: Session, *conditions: ColumnElement[bool], newest_first: bool = False, limit: int | None = None
-) -> list[RegressionRow]:
-    rows = s.execute(
+def _rows(s: Session, *conditions: ColumnElement[bool]) -> list[RegressionRow]:
+    return list(whole(s.execute(_query(*conditions)), _row, id_of))
+
+
+def _query(*conditions: ColumnElement[bool], newest_first: bool = False) -> Any:
+    return (
         select(RegressionModel, GpuModel.name, ProblemModel)
         .join(GpuModel, RegressionModel.gpu_id == GpuModel.id)
         .join(ProblemModel, RegressionModel.problem_id == ProblemModel.id)
         .where(*conditions)
         .order_by(RegressionModel.id.desc() if newest_first else RegressionModel.id)
-        .limit(limit)
     )
-    return [
-        RegressionRow(
-            gpu_name=gpu_name,
-            shape=shape_of_row(problem),
-            state=_state_of(model),
-            **{name: getattr(model, name) for name in _ROW_FIELDS},
-        )
-        for model, gpu_name, problem in rows
-    ]
 
 
-def summary(row: RegressionRow) -> str:
-    """One finding in one sentence."""
-    return (
-        f"{row.shape.key()} on {row.gpu_name}: {row.config_hash} takes {row.now_us:,.1f} us, {row.before_us:,.1f} before "
-        f"{rfc3339(row.began_at)} ({row.change_pct:+.1f} %); {row.cause}"
-    )
+def _row(row: Any) -> RegressionRow:
+    model, gpu_name, problem = row
+    check_object(f"config_json of regression {model.id}", model.config_json)
+    values = {name: getattr(model, name) for name in _ROW_FIELDS}
+    return RegressionRow(gpu_name=gpu_name, shape=shape_of_row(problem), state=_state_of(model), **values)
 
 
 def as_json(row: RegressionRow) -> Mapping[str, Any]:

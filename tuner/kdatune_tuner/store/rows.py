@@ -1,10 +1,17 @@
-"""From the rows of a query to the frozen records that leave the store."""
+"""From the rows of a query to the frozen records that leave the store.
+
+Every function raises StoreError for a row that is damaged: JSON in it that is none.
+"""
+
+from typing import Any
 
 from sqlalchemy import Row
 
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.convert import shape_of_row
+from kdatune_tuner.store.damaged import check_json
+from kdatune_tuner.store.damaged import check_object
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -29,6 +36,7 @@ _RUN_FIELDS = tuple(name for name in RunRow.__dataclass_fields__ if name not in 
 def measurement_row(row: Row[MeasurementModel, str, ProblemModel]) -> MeasurementRow:
     """(MeasurementModel, gpu name, ProblemModel) as a record."""
     measurement, gpu_name, problem = row
+    check_object(f"config_json of measurement {measurement.id}", measurement.config_json)
     values = {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
     values["outcome"] = Outcome(measurement.outcome)
     return MeasurementRow(id=measurement.id, gpu_name=gpu_name, shape=shape_of_row(problem), **values)
@@ -37,6 +45,7 @@ def measurement_row(row: Row[MeasurementModel, str, ProblemModel]) -> Measuremen
 def promotion_row(row: Row[PromotionModel, GpuModel, ProblemModel, float | None]) -> PromotionRow:
     """(PromotionModel, GpuModel, ProblemModel, median_us) as a record."""
     promotion, gpu, problem, median_us = row
+    check_object(f"config_json of promotion {promotion.id}", promotion.config_json)
     return PromotionRow(
         id=promotion.id,
         gpu_name=gpu.name,
@@ -50,6 +59,7 @@ def promotion_row(row: Row[PromotionModel, GpuModel, ProblemModel, float | None]
 def run_row(row: Row[RunModel, str, ProblemModel]) -> RunRow:
     """(RunModel, gpu name, ProblemModel) as a record."""
     run, gpu_name, problem = row
+    check_json(f"outcome_counts of run {run.id}", run.outcome_counts)
     return RunRow(
         id=run.id,
         gpu_name=gpu_name,
@@ -62,6 +72,8 @@ def run_row(row: Row[RunModel, str, ProblemModel]) -> RunRow:
 def profile_row(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> ProfileRow:
     """(ProfileModel, MeasurementModel, gpu name, ProblemModel) as a record."""
     profile, measurement, gpu_name, problem = row
+    check_object(f"config_json of measurement {measurement.id}", measurement.config_json)
+    check_json(f"counters of profile {profile.id}", profile.counters)
     return ProfileRow(
         id=profile.id,
         kernel=measurement.kernel,
@@ -75,3 +87,9 @@ def profile_row(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> 
 def gpu_row(row: GpuModel) -> GpuRow:
     """A row of `gpu` as a record."""
     return GpuRow(id=row.id, gpu=gpu_of_row(row), first_seen_at=row.first_seen_at)
+
+
+def id_of(row: Any) -> tuple[str, int]:
+    """The table and id of a row that a query gave, of its first column where it has several: for `damaged.whole`."""
+    model = row[0] if isinstance(row, Row) else row
+    return model.__tablename__, model.id

@@ -1,0 +1,92 @@
+"""Rows that somebody or something broke: each is named in the log and passed over, so that it does not hide the others."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+Out = TypeVar("Out")
+_LEAST_FETCHED = 20
+
+
+class DamagedJson(dict[str, Any]):
+    """Stands for a JSON column whose text is no JSON: an empty object, so that reading the other columns goes on."""
+
+
+def read_json(text: str) -> Any:
+    """What SQLite's JSON columns are read by; PostgreSQL lets no text into such a column that is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return DamagedJson()
+
+
+def check_object(column: str, text: str | None) -> None:
+    """Raises StoreError for a config or shape that is stored as text and is no JSON object."""
+    if text is not None and not _is_object(text):
+        raise StoreError(f"{column} is no JSON object: {text[:60]!r}")
+
+
+def check_json(column: str, value: Any) -> None:
+    """Raises StoreError for a JSON column that could not be read."""
+    if isinstance(value, DamagedJson):
+        raise StoreError(f"{column} is no JSON")
+
+
+def whole(rows: Iterable[R], convert: Callable[[R], Out], id_of: Callable[[R], tuple[str, int]]) -> Iterator[Out]:
+    """The rows that can be read, each as a record; of any other the log says which it is and why.
+
+    Args:
+        id_of: the table's name and the row's id.
+    """
+    for row in rows:
+        try:
+            record = convert(row)
+        except (KdatuneError, ValueError, TypeError) as error:
+            table, row_id = id_of(row)
+            logger.warning("%s %d is damaged (%s); passed over", table, row_id, error)
+            continue
+        yield record
+
+
+def whole_page(
+    fetch: Callable[[int | None, int], Sequence[R]],
+    convert: Callable[[R], Out],
+    id_of: Callable[[R], tuple[str, int]],
+    after_id: int | None,
+    limit: int,
+) -> list[Out]:
+    """As many records as a page may hold: rows that are passed over make room for those behind them.
+
+    Args:
+        fetch: gives so many rows after an id, in the order of the page.
+    """
+    found: list[Out] = []
+    while len(found) < limit:
+        wanted = max(limit - len(found), _LEAST_FETCHED)
+        rows = fetch(after_id, wanted)
+        found += whole(rows, convert, id_of)
+        if len(rows) < wanted:
+            break
+        after_id = id_of(rows[-1])[1]
+    return found[:limit]
+
+
+@functools.lru_cache(maxsize=8192)
+def _is_object(text: str) -> bool:
+    """Many rows share few configs: each text is looked at once."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
