@@ -70,6 +70,7 @@ class Planner:
     def __init__(self, backend: Backend, facts: Facts) -> None:
         self._backend = backend
         self._facts = facts
+        self._sizes: dict[tuple[str, Shape], int] = {}
         self._trial_seconds = facts.seconds_per_trial or _SECONDS_PER_TRIAL.get(backend.name, 1.0)
 
     def stale(self) -> dict[Shape, str]:
@@ -102,9 +103,15 @@ class Planner:
         """Trials that a search of the shape still has to do with the build in use. Raises KdatuneError as `space`."""
         left = 0
         for kernel in ("k1", "k2"):
-            wanted = min(self._facts.trials, len(self._backend.space(kernel, shape)))
-            left += max(0, wanted - self._facts.measured.get((kernel, shape.key()), 0))
+            measured = self._facts.measured.get((kernel, shape.key()), 0)
+            if measured < self._facts.trials:  # else its space, which takes milliseconds to list, does not matter
+                left += max(0, min(self._facts.trials, self._size(kernel, shape)) - measured)
         return left
+
+    def _size(self, kernel: str, shape: Shape) -> int:
+        if (kernel, shape) not in self._sizes:
+            self._sizes[kernel, shape] = len(self._backend.space(kernel, shape))
+        return self._sizes[kernel, shape]
 
     def _checks(self) -> list[Item]:
         stale = self.stale()
