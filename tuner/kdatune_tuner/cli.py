@@ -22,6 +22,7 @@ from kdatune_tuner import cli_serve
 from kdatune_tuner import cli_show
 from kdatune_tuner import cli_token
 from kdatune_tuner import cli_tune
+from kdatune_tuner import cli_vacuum
 
 app = typer.Typer(
     name="kdatune",
@@ -44,6 +45,7 @@ app.command("history")(cli_show.history)
 app.command("rollback")(cli_show.rollback)
 app.command("export-snapshot")(cli_show.export_snapshot)
 db.command("upgrade")(cli_show.db_upgrade)
+db.command("vacuum")(cli_vacuum.vacuum)
 cli_token.register(app)
 cli_backup.register(app)
 cli_doctor.register(app)

@@ -25,7 +25,9 @@ from kdatune_tuner.store.regressions import page_regressions
 _MAX_SHOWN = 1000
 
 regressions = typer.Typer(
-    help="Configs that became slower in the stored history.", invoke_without_command=True, rich_markup_mode=None
+    help="Look for configs that became slower in the stored history, keep what is new, and list what is open.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 

@@ -1,4 +1,4 @@
-"""Regressions that were found in the stored history.
+"""Regressions that were found in the stored history; indexes by which measurements that are referred to are found.
 
 Revision: 0007
 Follows: 0006
@@ -59,8 +59,15 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_regression")),
     )
+    op.create_index("ix_regression_measurement_before_id", "regression", ["measurement_before_id"])
+    op.create_index("ix_regression_measurement_after_id", "regression", ["measurement_after_id"])
+    # a measurement is removed only where nothing refers to it: without these every removal reads whole tables
+    op.create_index("ix_promotion_baseline_measurement_id", "promotion", ["baseline_measurement_id"])
+    op.create_index("ix_receipt_measurement_id", "receipt", ["measurement_id"])
     op.create_index("ix_regression_key", "regression", ["kernel", "gpu_id", "problem_id", "config_hash"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_receipt_measurement_id", "receipt")
+    op.drop_index("ix_promotion_baseline_measurement_id", "promotion")
     op.drop_table("regression")

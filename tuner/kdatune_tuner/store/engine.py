@@ -94,6 +94,23 @@ def writing(engine: Engine) -> Iterator[Session]:
         yield session
 
 
+@contextmanager
+def raw(engine: Engine) -> Iterator[Any]:
+    """SQLite's own connection, outside any transaction: for statements that take none, such as VACUUM.
+
+    Raises:
+        StoreError: the database refuses, or another writer held it for 30 s.
+    """
+    with _explained(engine):
+        pooled = engine.raw_connection()
+        connection: Any = pooled.driver_connection
+        try:
+            connection.execute("PRAGMA query_only = OFF")
+            yield connection
+        finally:
+            pooled.close()
+
+
 def schema_state(engine: Engine) -> tuple[str | None, str]:
     """The schema's revision in the database (None: no kdatune schema) and the one this code works with.
 

@@ -243,7 +243,7 @@ class PromotionModel(Base):
     gpu_id: Mapped[int] = mapped_column(ForeignKey("gpu.id"), index=True)
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), index=True)
     measurement_id: Mapped[int | None] = mapped_column(ForeignKey("measurement.id"), index=True)
-    baseline_measurement_id: Mapped[int | None] = mapped_column(ForeignKey("measurement.id"))
+    baseline_measurement_id: Mapped[int | None] = mapped_column(ForeignKey("measurement.id"), index=True)
     config_json: Mapped[str | None]
     config_hash: Mapped[str | None]
     default_us: Mapped[float | None]
@@ -345,7 +345,7 @@ class ReceiptModel(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str]
-    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"))
+    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"), index=True)
     token_id: Mapped[int] = mapped_column(ForeignKey("token.id"))
     received_at: Mapped[datetime]
 

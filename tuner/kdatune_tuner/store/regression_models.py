@@ -44,8 +44,8 @@ class RegressionModel(Base):
     began_at: Mapped[datetime]
     build_before_id: Mapped[int] = mapped_column(ForeignKey("build.id"))
     build_after_id: Mapped[int] = mapped_column(ForeignKey("build.id"))
-    measurement_before_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"))
-    measurement_after_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"))
+    measurement_before_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"), index=True)
+    measurement_after_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"), index=True)
     cause: Mapped[str]
     is_served: Mapped[bool]
     opened_at: Mapped[datetime]
