@@ -52,6 +52,7 @@ def plan(card: ReplayBackend, **facts: object) -> list[Item]:
         "refused": [],
         "checked_at": {},
         "measured": {},
+        "ended": (),
         "seconds_per_trial": None,
     }
     return Planner(card, Facts(**nothing | {"now": NOW, "trials": 200, "max_age_days": 30.0} | facts)).plan()
@@ -117,6 +118,11 @@ def test_a_search_that_was_cut_short_goes_on_and_is_reckoned_by_what_is_left(car
     assert item.why == "not searched to its end with this build"
     assert item.estimated_seconds == 2.0 * (10 + 12)
     assert len(card.space("k1", H64)) == 136, "all of K1 is measured, ten of the 200 of K2 are not"
+    ended = [("k2", H64.key())]
+    items = plan(card, champions=[served], measured=some, ended=ended)
+    assert [item.kind for item in items] == ["check"], "a search that saw no need for more is not begun again"
+    items = plan(card, champions=[served], measured={}, ended=[*ended, ("k1", H64.key())])
+    assert [item.kind for item in items] == ["check", "search"], "it was with another build"
 
 
 def test_what_cannot_be_measured_is_left_out_with_the_reason(card: ReplayBackend) -> None:

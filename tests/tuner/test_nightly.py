@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
 from datetime import timedelta
@@ -37,6 +38,7 @@ from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import page_quarantined
 from kdatune_tuner.store.intake import report_quarantine
+from kdatune_tuner.store.models import RunModel
 from kdatune_tuner.store.night_lock import single_flight
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import at_clock
@@ -481,3 +483,29 @@ def test_a_night_on_the_gpu_backend_goes_the_same_way(engine: Engine, fake_devic
     assert report.exit_code == 3
     assert nights.served(A) == default
     backend.close()
+
+
+def test_a_search_that_its_time_cut_short_is_owed_one_that_ended_by_itself_is_not(
+    engine: Engine, card: NightCard
+) -> None:
+    nights = Nights(engine, card, trials=14)
+    nights.demand(A, 5)
+    nights.next()
+    with reading(engine) as s:
+        run = next(run for run in queries.page_runs(s) if run.kernel == "k2")
+        row = night.page_nights(s)[0]
+    shares = {"k1": 0.35, "k2": 0.5}
+
+    def ended(trials: int = 14, build_id: int = row.build_id) -> set[tuple[str, str]]:
+        with reading(engine) as s:
+            return night.ended_searches(s, row.gpu_id, build_id, "replay", trials, shares)
+
+    assert ended() == {("k1", A.key()), ("k2", A.key())}
+    assert ended(trials=15) == set(), "more is wanted than it was to do"
+    newer = replace(card.build, driver="590.1")
+    with at_clock(nights.now), writing(engine) as s:
+        assert ended(build_id=writes.put_build(s, newer)) == set(), "it was with another build"
+        model = s.get(RunModel, run.id)
+        assert model is not None
+        model.finished_at = model.started_at + timedelta(seconds=0.6 * (run.budget_seconds or 0.0))
+    assert ended() == {("k1", A.key())}, "it may have been its time that ended it"

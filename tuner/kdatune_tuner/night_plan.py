@@ -13,6 +13,7 @@ Seconds are what earlier runs on the card took a trial, times the trials that ar
 """
 
 import math
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _CHECK_POINTS, _REFUSED_POINTS, _PROFILE_POINTS = 10.0, 100.0, 1.0
 _STALE_POINTS, _WORSE_POINTS, _REST_POINTS, _DEMAND_POINTS = 30.0, 60.0, 20.0, 10.0
 _NEAR = {"exact": 0.0, "bucket": 0.25, "nearest": 0.5, "default": 1.0}
 _CHECK_TRIALS, _PAIR_TRIALS, _PROFILE_TRIALS = 5, 12, 20  # what each takes, in trials
+# Of a shape's time: a stage whose search took less has surely ended by itself. tune.py gives K1 as much, and K2 no less.
+ENDED_WITHIN = {"k1": 0.35, "k2": 0.5}
 _SECONDS_PER_TRIAL = {"gpu": 1.5, "replay": 0.002}  # until the card's own runs tell
 
 
@@ -50,7 +53,8 @@ class Facts:
     """What a plan is made from.
 
     champions, demand, refused: of the card. checked_at: when a config was checked last with the build in use, by (shape
-    key, config hash). measured: distinct configs measured with the build in use, by (kernel, shape key).
+    key, config hash). measured: distinct configs measured with the build in use, by (kernel, shape key). ended: (kernel,
+    shape key) whose search with it has come to its end, also where that was before all trials were used.
     """
 
     now: datetime
@@ -59,6 +63,7 @@ class Facts:
     refused: Sequence[QuarantineRow]
     checked_at: Mapping[tuple[str, str], datetime]
     measured: Mapping[tuple[str, str], int]
+    ended: Collection[tuple[str, str]]
     seconds_per_trial: float | None
     trials: int
     max_age_days: float
@@ -103,7 +108,10 @@ class Planner:
         """Trials that a search of the shape still has to do with the build in use. Raises KdatuneError as `space`."""
         left = 0
         for kernel in ("k1", "k2"):
-            measured = self._facts.measured.get((kernel, shape.key()), 0)
+            key = (kernel, shape.key())
+            measured = self._facts.measured.get(key, 0)
+            if measured and key in self._facts.ended:
+                continue
             if measured < self._facts.trials:  # else its space, which takes milliseconds to list, does not matter
                 left += max(0, min(self._facts.trials, self._size(kernel, shape)) - measured)
         return left

@@ -37,6 +37,7 @@ from kdatune_tuner.night_check import NOISE_LIMIT
 from kdatune_tuner.night_check import Checked
 from kdatune_tuner.night_check import Checker
 from kdatune_tuner.night_plan import CONFIRM
+from kdatune_tuner.night_plan import ENDED_WITHIN
 from kdatune_tuner.night_plan import SEARCH
 from kdatune_tuner.night_plan import Facts
 from kdatune_tuner.night_plan import Planner
@@ -237,6 +238,9 @@ class Night:
                 refused=page_quarantined(s, gpu_name=gpu.name, kernel="kda", limit=1000, newest_first=True),
                 checked_at=night.last_checks(s, self._gpu_id, self._build_id),
                 measured=night.measured_counts(s, self._gpu_id, self._build_id),
+                ended=night.ended_searches(
+                    s, self._gpu_id, self._build_id, self.backend.name, self.options.search.trials, ENDED_WITHIN
+                ),
                 seconds_per_trial=night.seconds_per_trial(s, self._gpu_id, self.backend.name),
                 trials=self.options.search.trials,
                 max_age_days=self.options.max_age_days,
@@ -334,7 +338,7 @@ class Night:
         said = tuned.promotion
         decided = "nothing decided" if said is None else f"{said.decision}: {said.reason}"
         unmeasured = self._planner().unmeasured(shape)
-        rest = f"; {unmeasured} trials are left for the next night" if unmeasured else ""
+        rest = f"; cut short, up to {unmeasured} trials are left for the next night" if unmeasured else ""
         item.result = f"{tuned.measured} measured of {tuned.trials}; {decided}{rest}"
         self._note_promotion(shape, before, "" if said is None else said.reason, item.count)
 

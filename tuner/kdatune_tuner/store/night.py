@@ -24,7 +24,9 @@ A night's report is one JSON object, written anew after every item of its plan, 
 `machine_ratio` is the reference kernel's time over its usual one (x, > 1 is slower tonight).
 """
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -39,6 +41,7 @@ from kdatune_tuner.store import queries
 from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -300,6 +303,37 @@ def measured_counts(s: Session, gpu_id: int, build_id: int) -> dict[tuple[str, s
         .group_by(MeasurementModel.kernel, ProblemModel.shape_key)
     )
     return {(kernel, shape_key): count for kernel, shape_key, count in rows}
+
+
+def ended_searches(
+    s: Session, gpu_id: int, build_id: int, backend: str, trials: int, shares: Mapping[str, float]
+) -> set[tuple[str, str]]:
+    """(kernel, shape key) that a search of at least so many trials has gone through since the build came into use.
+
+    A search that ended by itself counts, also where it saw no need for all its trials; one that its time cut short does not.
+
+    Args:
+        shares: kernels, and the part of a shape's time within which a search of each has surely ended by itself.
+    """
+    rows = s.execute(
+        select(RunModel, ProblemModel.shape_key)
+        .join(ProblemModel, RunModel.problem_id == ProblemModel.id)
+        .join(BuildModel, BuildModel.id == build_id)
+        .where(
+            RunModel.gpu_id == gpu_id,
+            RunModel.backend == backend,
+            RunModel.kernel.in_(list(shares)),
+            RunModel.state == RunState.DONE.value,
+            RunModel.budget_trials >= trials,
+            RunModel.started_at >= BuildModel.first_seen_at,
+        )
+    )
+    found = set()
+    for run, shape_key in rows:
+        limit_seconds = math.inf if run.budget_seconds is None else shares[run.kernel] * run.budget_seconds
+        if run.finished_at is not None and (run.finished_at - run.started_at).total_seconds() < limit_seconds:
+            found.add((run.kernel, shape_key))
+    return found
 
 
 def seconds_per_trial(s: Session, gpu_id: int, backend: str) -> float | None:
