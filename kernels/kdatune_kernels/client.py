@@ -1,6 +1,7 @@
 """The launcher's side of the service: one daemon thread that polls snapshots and reports demand. Stdlib only.
 
-The launch path never comes here. The thread fails static: whatever the service does (down, slow, wrong, gone), what is
+Of several processes of a host one asks, and the others read the copy that it keeps (seat.py). The launch path never comes
+here. The thread fails static: whatever the service does (down, slow, wrong, gone), what is
 known stays known, one log line says so, and another one says when it is back. Settings: see environment.py.
 """
 
@@ -19,8 +20,11 @@ from kdatune_kernels.demand import Demand
 from kdatune_kernels.demand import Outbox
 from kdatune_kernels.demand import Refusal
 from kdatune_kernels.disk import DiskCopy
+from kdatune_kernels.disk import file_name
 from kdatune_kernels.environment import Settings
 from kdatune_kernels.errors import SnapshotError
+from kdatune_kernels.seat import Seat
+from kdatune_kernels.seat import group_of
 from kdatune_kernels.snapshot import Skipped
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import parse_json
@@ -35,13 +39,21 @@ log = logging.getLogger("kdatune")
 FIRST_RETRY_SECONDS = 5.0
 REPORT_SECONDS = 60.0
 JITTER = 0.2
+FOLLOW_SECONDS = 2.0
+"""Between two looks at the copy that another process keeps; at first sooner."""
+STUCK_POLLS = 3
+"""Polls that whoever asks for this host may miss before the others ask for themselves."""
 
 
 class Feed:
     """What is known of one GPU model. Written under the client's lock or by its thread, read without a lock."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, seat: Seat | None = None) -> None:
         self.gpu = gpu
+        self.seat = seat or Seat(None, "", "")
+        self.asked_for = False
+        """A refresh waits for the service's own answer."""
+        self.looks = 0
         self.service: Snapshot | None = None
         self.disk: Snapshot | None = None
         self.set_aside: str | None = None
@@ -64,7 +76,8 @@ class Client:
     """The feeds of a process and the thread that keeps them fresh.
 
     The thread starts at the first `watch` and is a daemon. It does not live through a fork: a child starts its own when
-    it watches next. `counters` counts fetches, not_modified, refused entries, reported and dropped items, and errors.
+    it watches next. `counters` counts fetches, not_modified, looks at another process's copy (followed), refused entries,
+    reported and dropped items, and errors.
 
     Args:
         collect: called by the thread before a report; gives the demand since its last call.
@@ -90,8 +103,10 @@ class Client:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
-        """Forget the parent's thread, locks and unsent demand. Called in a child process after a fork."""
+        """Forget the parent's thread, locks, seats and unsent demand. Called in a child process after a fork."""
         self._renew()
+        for feed in self._feeds.values():
+            feed.seat.leave()
         self.outbox.renew()
 
     def feed(self, gpu_name: str) -> Feed | None:
@@ -106,7 +121,7 @@ class Client:
         with self._lock:
             feed = self._feeds.get(gpu.name)
             if feed is None:
-                feed = Feed(gpu)
+                feed = Feed(gpu, Seat(self.settings.cache_dir, file_name(gpu.name), group_of(self.settings)))
                 self._read_copy(feed)
                 self._feeds[gpu.name] = feed
             self._start()
@@ -125,7 +140,7 @@ class Client:
             return True
         wanted = {feed.gpu.name: feed.polls + 1 for feed in feeds}
         for feed in feeds:
-            feed.due_seconds = 0.0
+            feed.asked_for = True
         with self._lock:
             self._start()
         self._wake.set()
@@ -146,16 +161,20 @@ class Client:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        for feed in self._feeds.values():
+            feed.seat.leave()
 
     def _start(self) -> None:
         if self._thread is not None or self._closed or not self.settings.asks:
             return
-        self._thread = threading.Thread(target=self._run, name="kdatune", daemon=True)
+        thread = threading.Thread(target=self._run, name="kdatune", daemon=True)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down
             self.counters["errors"] += 1
             log.warning("the kdatune thread cannot start (%s); launches go on with what is known", error)
+        else:
+            self._thread = thread
 
     def _read_copy(self, feed: Feed) -> None:
         kept = self.copy.read(feed.gpu.name)
@@ -189,18 +208,40 @@ class Client:
     def _turn(self) -> float:
         """Do what is due; the seconds until something is due again."""
         for feed in list(self._feeds.values()):
-            if time.monotonic() >= feed.due_seconds and not self._closed:
-                self._poll(feed)
+            if (feed.asked_for or time.monotonic() >= feed.due_seconds) and not self._closed:
+                if self._is_asked_by_another(feed):
+                    self._follow(feed)
+                else:
+                    self._poll(feed)
         if time.monotonic() >= self._report_due_seconds and not self._closed:
             self.report()
             self._report_due_seconds = time.monotonic() + self._report_seconds()
-        due_seconds = min([self._report_due_seconds, *(feed.due_seconds for feed in list(self._feeds.values()))])
+        dues = [0.0 if feed.asked_for else feed.due_seconds for feed in list(self._feeds.values())]
+        due_seconds = min([self._report_due_seconds, *dues])
         return max(0.0, due_seconds - time.monotonic())
 
     def _report_seconds(self) -> float:
         return _jittered(min(REPORT_SECONDS, self.settings.poll_seconds))
 
+    def _is_asked_by_another(self, feed: Feed) -> bool:
+        if feed.asked_for or feed.seat.take():
+            return False
+        return feed.seat.idle_seconds() < STUCK_POLLS * self.settings.poll_seconds
+
+    def _follow(self, feed: Feed) -> None:
+        """Take over what another process of this host has been told."""
+        self.counters["followed"] += 1
+        kept = self.copy.read_changed(feed.gpu.name, pause=_give_way)
+        if kept is not None and self._wanted(feed, kept[0], "the disk copy"):
+            feed.service, (feed.disk, feed.etag) = None, kept
+            feed.tagged = feed.disk
+        feed.due_seconds = time.monotonic() + _jittered(min(FOLLOW_SECONDS, 0.1 * 2.0 ** min(feed.looks, 10)))
+        feed.looks += 1
+
     def _poll(self, feed: Feed) -> None:
+        is_extra = feed.asked_for and not feed.seat.take()
+        feed.asked_for = False
+        feed.seat.note()
         try:
             said = self._fetch(feed)
         except (ServiceError, SnapshotError) as error:
@@ -213,7 +254,7 @@ class Client:
             feed.failures = 0
             self._now(True, said)
             wait_seconds = self.settings.poll_seconds
-        feed.due_seconds = time.monotonic() + _jittered(wait_seconds)
+        feed.due_seconds = time.monotonic() + _jittered(FOLLOW_SECONDS if is_extra else wait_seconds)
         with self._polled:
             feed.polls += 1
             self._polled.notify_all()
@@ -239,7 +280,8 @@ class Client:
         feed.etag, feed.tagged = reply.etag, None
         if self._wanted(feed, snapshot, "the service's snapshot"):
             feed.service = feed.tagged = snapshot
-            self.copy.write(feed.gpu.name, document, reply.etag)
+            if not self.copy.write(feed.gpu.name, document, reply.etag):
+                feed.seat.renounce()
         self._note_refused(feed, snapshot)
         return f"generation {snapshot.generation} of {feed.gpu.name}, {len(snapshot.champions)} champions"
 

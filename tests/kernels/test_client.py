@@ -45,7 +45,7 @@ def test_the_first_fetch_is_kept_and_copied(service: Service, make_client: Clien
     ]
     kept = DiskCopy(tmp_path / "cache").read(H200.name)
     assert kept == (snapshot(7, {SHAPE: 3}), '"7"')
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["NVIDIA_H200.json"]
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == ["NVIDIA_H200.json"]
 
 
 def test_it_asks_again_only_for_what_is_new(service: Service, make_client: ClientMaker, caplog) -> None:
@@ -323,3 +323,35 @@ def test_a_proxy_of_the_environment_is_not_asked_for_the_loopback(
     client = make_client(service.url)
     watch(client)
     assert client.reachable
+
+
+def test_waiting_begins_anew_when_a_service_was_back(service: Service, make_client: ClientMaker) -> None:
+    client = make_client(service.url)
+    feed = Feed(H200)
+    service.documents[H200.name] = document(7, {SHAPE: 3})
+    waits = []
+    for status in (500, 500, 500, None, 500):
+        service.instead = None if status is None else lambda handler: answer(handler, 500, b"")
+        client._poll(feed)
+        waits.append(feed.due_seconds - time.monotonic())
+    for wait, wanted in zip(waits, [5, 10, 20, 300, 5], strict=True):
+        assert 0.75 * wanted <= wait <= 1.2 * wanted
+
+
+def test_a_thread_that_cannot_start_is_tried_again(
+    service: Service, make_client: ClientMaker, monkeypatch, caplog
+) -> None:
+    service.documents[H200.name] = document(7, {SHAPE: 3})
+    client = make_client(service.url)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as no_more:
+        no_more.setattr(threading.Thread, "start", refuse)
+        feed = client.watch(H200)
+    assert lines(caplog) == [
+        "WARNING the kdatune thread cannot start (can't start new thread); launches go on with what is known"
+    ]
+    client.watch(H200)
+    wait_for(lambda: feed.service == snapshot(7, {SHAPE: 3}))

@@ -17,6 +17,7 @@ from loopback_service import lines
 from loopback_service import snapshot
 from loopback_service import watch
 
+from kdatune_kernels import disk
 from kdatune_kernels.disk import DiskCopy
 from kdatune_kernels.disk import file_name
 
@@ -75,6 +76,29 @@ def test_readers_of_the_copy_see_the_old_or_the_new_one(tmp_path: Path) -> None:
     assert all(kept is not None and kept[0].generation in (1, 2) for kept in seen)
     assert [copy.errors for copy in copies] == [0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["NVIDIA_H200.json"]
+
+
+def test_a_copy_larger_than_any_service_sends_is_not_read(tmp_path: Path, monkeypatch, caplog) -> None:
+    copy = DiskCopy(tmp_path)
+    assert copy.write(H200.name, document(7, {SHAPE: 3}), '"7"')
+    whole = len((tmp_path / "NVIDIA_H200.json").read_bytes())
+    monkeypatch.setattr(disk, "MAX_COPY_BYTES", whole)
+    assert copy.read(H200.name) == (snapshot(7, {SHAPE: 3}), '"7"')
+    monkeypatch.setattr(disk, "MAX_COPY_BYTES", whole // 2)
+    assert copy.read(H200.name) is None
+    assert len(lines(caplog)) == 1
+
+
+def test_only_a_changed_copy_is_read_again(tmp_path: Path) -> None:
+    writer, reader = DiskCopy(tmp_path), DiskCopy(tmp_path)
+    assert reader.read_changed(H200.name) is None
+    for generation in (7, 8):
+        writer.write(H200.name, document(generation, {SHAPE: 3}), None)
+        assert reader.read_changed(H200.name) == (snapshot(generation, {SHAPE: 3}), None)
+        assert reader.read_changed(H200.name) is None
+    (tmp_path / "NVIDIA_H200.json").write_text("damaged")
+    assert reader.read_changed(H200.name) is None
+    assert reader.errors == 1
 
 
 @settings(deadline=None)

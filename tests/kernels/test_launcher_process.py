@@ -21,6 +21,7 @@ parent = resolver.resolve_slow("a", shape_of(1, 96, 8192), gpu)
 resolver.refresh(timeout_seconds=20)
 parent = resolver.resolve_slow("a", shape_of(1, 96, 8192), gpu)
 polls = resolver.client.feed(gpu.name).polls
+resolver.resolve_slow("m", shape_of(1, 49, 8192), gpu)  # the parent's miss
 resolver._lock.acquire()            # a fork while another thread is inside
 resolver.client._lock.acquire()
 resolver.client.outbox._lock.acquire()

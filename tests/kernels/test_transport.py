@@ -4,6 +4,7 @@ import gzip
 import json
 import zlib
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from loopback_service import H200
@@ -108,3 +109,29 @@ def test_the_wire_is_bounded_also_where_it_is_compressed(service: Service) -> No
 def test_a_failed_answer_is_not_decompressed(service: Service) -> None:
     service.instead = lambda handler: answer(handler, 500, b"not gzip", **{"Content-Encoding": "gzip"})
     assert request("GET", service.url) == replace(request("GET", service.url), status=500, body=b"")
+
+
+def test_an_answer_that_drips_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, the whole never would."""
+    monkeypatch.setattr(transport, "WHOLE_SECONDS", 0.3)
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        while not service.released.wait(0.02):
+            handler.wfile.write(b" ")
+
+    service.instead = drip
+    with pytest.raises(ServiceError, match=r"the answer took longer than 0\.3 s"):
+        request("GET", service.url)
+
+
+def test_an_etag_that_no_service_of_ours_gives_is_not_sent_back(service: Service, make_client: ClientMaker) -> None:
+    for etag, kept in (('"' + "z" * 198 + '"', True), ('"' + "z" * 199 + '"', False)):
+        serve(service, json.dumps(document(9, {SHAPE: 3})).encode(), None, etag)
+        client = make_client(service.url)
+        watch(client)
+        client.refresh(20)
+        assert ("If-None-Match" in service.requests[-1].headers) is kept
+        client.close()
