@@ -395,6 +395,14 @@ def test_two_nights_at_once_are_refused(engine: Engine, database_url: str) -> No
     other.dispose()
 
 
+def test_a_database_by_another_name_is_the_same_database(sqlite: Engine, tmp_path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "kdatune.db")
+    other = open_engine(f"sqlite:///{tmp_path / 'link.db'}")
+    with single_flight(sqlite), pytest.raises(StoreError, match="another nightly run"), single_flight(other):
+        pass
+    other.dispose()
+
+
 def test_a_second_run_in_the_same_night_repeats_nothing(engine: Engine, card: NightCard) -> None:
     nights = Nights(engine, card)
     nights.demand(A, 5)

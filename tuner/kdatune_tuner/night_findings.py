@@ -24,7 +24,7 @@ def machine(reference: Reference, limit: float) -> list[Finding]:
     for point in reference.points:
         if not point.result.ok:
             detail = point.result.detail or "no detail"
-            text = f"the reference kernel ended {point.result.outcome} on {point.shape.key()}: {detail}"
+            text = f"the reference kernel ended {point.result.outcome}: {detail}"
             found.append(Finding(str(Kind.REFERENCE_FAILED), text, regression=True, shape=point.shape.key()))
     ratio = reference.ratio
     if ratio is not None and ratio > limit:

@@ -154,7 +154,8 @@ def text_lines(report: Json) -> Iterator[str]:
     for finding in sorted(report["findings"], key=lambda f: not f["regression"]):
         mark = "REGRESSION" if finding["regression"] else "note"
         earlier = "" if finding["night"] in (None, report["night"]) else f" (found in night {finding['night']})"
-        yield f"  {mark} {finding['kind']}: {finding['text']}{earlier}"
+        where = "" if finding["shape"] is None else f" {finding['shape']}"
+        yield f"  {mark} {finding['kind']}{where}: {finding['text']}{earlier}"
     if report["error"]:
         yield f"  ERROR: {report['error']}"
     states = Counter(item["state"] for item in report["plan"])
@@ -174,7 +175,7 @@ def _outcome(report: Json) -> str:
 def _reference(reference: Json) -> str:
     ratio = reference["machine_ratio"]
     points = "; ".join(
-        f"{point['shape']} {_us(point['median_us'])}, usually {_us(point['usual_us'])}"
+        f"{point['shape']} {show_time(point['median_us'])}, usually {show_time(point['usual_us'])}"
         if point["outcome"] == "ok"
         else f"{point['shape']} ended {point['outcome']}"
         for point in reference["points"]
@@ -188,5 +189,6 @@ def percent(ratio: float) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
-def _us(time_us: float | None) -> str:
+def show_time(time_us: float | None) -> str:
+    """A time for people."""
     return "not known" if time_us is None else f"{time_us:,.1f} us"

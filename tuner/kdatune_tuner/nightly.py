@@ -51,6 +51,7 @@ from kdatune_tuner.night_report import Item
 from kdatune_tuner.night_report import ItemState
 from kdatune_tuner.night_report import Kind
 from kdatune_tuner.night_report import Report
+from kdatune_tuner.night_report import show_time
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.progress import Watch
 from kdatune_tuner.promote import Decision
@@ -362,12 +363,12 @@ class Night:
         if now is None or (before is not None and before.config == now.config):
             return
         figures = {"measured_us": now.measured_us, "default_us": now.default_us, "generation": now.generation}
+        kind, text = Kind.PROMOTED, "another config is served now"
         if miss_count:
-            text = f"launchers missed it {miss_count} times; a config is served now"
-            kind, figures["miss_count"] = Kind.DEMAND_SERVED, miss_count
-        else:
-            text, kind = "another config is served now", Kind.PROMOTED
-        self._find(Finding(str(kind), f"{text} ({reason})", shape=shape.key(), figures=figures))
+            kind, text = Kind.DEMAND_SERVED, f"launchers missed it {miss_count} times; a config is served now"
+            figures["miss_count"] = miss_count
+        text += f": {show_time(now.measured_us)}, the default {show_time(now.default_us)} ({reason})"
+        self._find(Finding(str(kind), text, shape=shape.key(), figures=figures))
 
     def _conclude(self, ledger: Ledger, checked: Checked, act: Callable[[Session], list[Finding]]) -> None:
         """Store a check, what follows from it, and the findings: all or nothing."""

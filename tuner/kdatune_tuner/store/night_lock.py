@@ -29,7 +29,7 @@ def single_flight(engine: Engine) -> Iterator[Callable[[], None]]:
     """
     path = sqlite_path(engine.url)
     if path is not None:
-        with file_lock(path, 0.0, suffix=".nightly.lock", busy=BUSY):
+        with file_lock(path.resolve(), 0.0, suffix=".nightly.lock", busy=BUSY):
             yield lambda: None
         return
     with _connected(engine) as connection:
