@@ -11,7 +11,6 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -26,25 +25,24 @@ from kdatune_kernels import gpu
 from kdatune_kernels import kda
 from kdatune_kernels import reference
 from kdatune_kernels import samples
+from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.resolve import launcher
+from kdatune_kernels.shape_sets import PEER_NAMES
+from kdatune_kernels.shape_sets import SHAPE_SETS
+from kdatune_kernels.shape_sets import peers_of
+from kdatune_kernels.shape_sets import shapes_of
 from kdatune_kernels.space import default_config
+from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
-from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
 
-_SKEWED = f"N=6,T=8192,varlen=true,longest_tokens={max(samples.SKEWED_LENGTHS)}"
-SHAPE_SETS: dict[str, tuple[str, ...]] = {
-    "headline": (
-        *(f"N=1,H={h},T={t}" for h in (64, 96) for t in (1024, 2048, 4096, 8192)),
-        *(text for h in (64, 96) for text in (f"{_SKEWED},H={h}", f"N=8,H={h},T=8192")),
-    ),
-    "small": tuple(f"N=1,H={h},T=8192" for h in (8, 16, 32)),
-    "batch": ("N=8,H=96,T=8192", "N=64,H=96,T=65536", "N=32,H=64,T=8192"),
-    "long": ("N=1,H=8,T=32768", "N=1,H=4,T=32768", "N=1,H=32,T=32768"),
-}
-_FP64_TOKENS = 8192
+Stopwatch = Callable[[dict[str, Callable[[], "Outputs"]], int], dict[str, list[float]]]
+"""Times in us of calls by name, so many rounds, paired by round."""
+
+_FP64_TOKEN_HEADS = 8192 * 96
+_FP64_TOKENS = 65536
 _OPTIONS: dict[str, Any] = {
     "use_qk_l2norm_in_kernel": True,
     "use_gate_in_kernel": True,
@@ -115,7 +113,10 @@ PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
 
 def arguments(shape: Shape, device: str = "cuda", seed: int = 0) -> tuple[Arguments, samples.Sample]:
     """Random inputs of a shape: packed with cu_seqlens where it is varlen, else a dense batch."""
-    sample = samples.make(samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, state_v_first=True)
+    sample = samples.make(
+        samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, state_v_first=True, size=shape.K,
+        value_size=shape.V, dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float16,
+    )  # fmt: skip
     names = ("q", "k", "v", "g", "beta")
     if shape.varlen:
         folded = {name: getattr(sample, name) for name in names}
@@ -131,31 +132,36 @@ def arguments(shape: Shape, device: str = "cuda", seed: int = 0) -> tuple[Argume
     return made, sample
 
 
-def compare(shape: Shape, peers: Sequence[str], rounds: int = 9) -> dict[str, Any]:
+def compare(
+    shape: Shape,
+    peers: Sequence[str],
+    rounds: int = 9,
+    *,
+    card: Gpu | None = None,
+    device: str = "cuda",
+    stopwatch: Stopwatch | None = None,
+) -> dict[str, Any]:
     """One row: median times in us of ours, the default and each peer, taken in one run, and error ratios against fp64.
 
-    A peer that cannot be imported, or that fails on the shape, is None with the reason under "unavailable".
+    A peer that cannot be imported, or that fails on the shape, is None with the reason under "unavailable". Errors are of
+    the first "error_heads" value heads: all of them, unless fp64 for all would take too long.
     """
-    a, sample = arguments(shape)
-    card = gpu.current()
+    a, sample = arguments(shape, device)
     systems: dict[str, Peer] = {"ours": ours(None), "default": ours(default_config(shape, card))}
     systems |= {name: PEERS[name] for name in peers}
-    row: dict[str, Any] = {"shape": shape.key(), "unavailable": {}}
-    want = None
-    if shape.T <= _FP64_TOKENS:
-        want = reference.recurrence(**sample.tensors(), lengths=list(sample.lengths), state_v_first=True)
-    graphs: dict[str, bench.Graph] = {}
+    row: dict[str, Any] = {"shape": shape.key(), "unavailable": {}, "error_heads": error_heads(shape)}
+    want = None if row["error_heads"] is None else expected(sample, row["error_heads"])
+    calls: dict[str, Callable[[], Outputs]] = {}
     for name, system in systems.items():
         row[f"{name}_us"] = row[f"{name}_o_error_ratio"] = row[f"{name}_state_error_ratio"] = None
         try:
             call = system(a)
             o, final = call()
-            torch.cuda.synchronize()
+            if device == "cuda":
+                torch.cuda.synchronize()
             if want is not None:
-                row[f"{name}_o_error_ratio"] = reference.error_ratio(o.view_as(want[0]), want[0])
-                row[f"{name}_state_error_ratio"] = reference.error_ratio(final, want[1])
-                row[f"{name}_worst_window"] = reference.worst_window(o.reshape(want[0].shape), want[0])
-            graphs[name] = bench.capture(functools.partial(_same, call), 1)
+                row |= _errors(name, o, final, want)
+            calls[name] = call
         except ImportError as error:
             row["unavailable"][name] = f"not installed: {error}"
         except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -163,7 +169,7 @@ def compare(shape: Shape, peers: Sequence[str], rounds: int = 9) -> dict[str, An
                 raise
             row["unavailable"][name] = f"{type(error).__name__}: {error}"[:200]
     del want
-    for name, times in zip(graphs, bench.interleave(list(graphs.values()), rounds), strict=True):
+    for name, times in (stopwatch or graph_times)(calls, rounds).items():
         row[f"{name}_us"] = round(statistics.median(times), 2)
         row[f"{name}_p20_us"], row[f"{name}_p80_us"] = (round(x, 2) for x in _p20_p80(times))
     for name in peers:
@@ -175,6 +181,41 @@ def compare(shape: Shape, peers: Sequence[str], rounds: int = 9) -> dict[str, An
     return row
 
 
+def error_heads(shape: Shape) -> int | None:
+    """How many value heads are compared with fp64: whole groups, as many as take seconds. None: not even one."""
+    group = shape.HV // shape.H
+    groups = min(shape.H, _FP64_TOKEN_HEADS // max(shape.T, 1) // group)
+    return groups * group if groups and shape.longest <= _FP64_TOKENS else None
+
+
+def expected(sample: samples.Sample, heads: int) -> Outputs:
+    """Outputs and final states of the first `heads` value heads in fp64, v-first."""
+    group = sample.v.shape[2] // sample.q.shape[2]
+    cut = {name: getattr(sample, name)[:, :, :heads] for name in ("v", "g", "beta")}
+    cut |= {name: getattr(sample, name)[:, :, : heads // group] for name in ("q", "k")}
+    cut |= {"A_log": sample.A_log[:heads], "dt_bias": sample.dt_bias[:heads]}
+    if sample.initial_state is not None:
+        cut["initial_state"] = sample.initial_state[:, :heads]
+    part = replace(sample, **cut)
+    return reference.recurrence(**part.tensors(), lengths=list(sample.lengths), state_v_first=True)
+
+
+def _errors(name: str, o: torch.Tensor, final: torch.Tensor, want: Outputs) -> dict[str, float]:
+    heads = want[0].shape[2]
+    mine = o[:, :, :heads].reshape(want[0].shape)
+    return {
+        f"{name}_o_error_ratio": reference.error_ratio(mine, want[0]),
+        f"{name}_state_error_ratio": reference.error_ratio(final[:, :heads], want[1]),
+        f"{name}_worst_window": reference.worst_window(mine, want[0]),
+    }
+
+
+def graph_times(calls: dict[str, Callable[[], Outputs]], rounds: int) -> dict[str, list[float]]:
+    """The calls as CUDA graphs, their replays interleaved."""
+    graphs = [bench.capture(functools.partial(_same, call), 1) for call in calls.values()]
+    return dict(zip(calls, bench.interleave(graphs, rounds), strict=True))
+
+
 def _same(call: Callable[[], Outputs], _: int) -> Callable[[], Outputs]:
     return call
 
@@ -184,15 +225,20 @@ def _p20_p80(times: Sequence[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
 
 
-def run(shapes: Sequence[Shape], peers: Sequence[str], say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """The whole comparison as one document: provenance, one row a shape, geomean and least speed-up a peer."""
+def run(
+    shapes: Sequence[Shape], peers: Sequence[str], say: Callable[[dict[str, Any]], None] = lambda _: None
+) -> dict[str, Any]:
+    """The whole comparison as one document: provenance, one row a shape, geomean and least speed-up a peer.
+
+    say: called with every row as it is done.
+    """
     bench.warm_up()
     rows = []
-    for shape in shapes:
-        rows.append(compare(shape, peers))
-        say(line(rows[-1], peers))
-        torch.cuda.empty_cache()
     card, build = gpu.current(), gpu.current_build()
+    for shape in shapes:
+        rows.append(compare(shape, peers, card=card))
+        say(rows[-1])
+        torch.cuda.empty_cache()
     document: dict[str, Any] = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "gpu": to_json(card),
@@ -200,12 +246,18 @@ def run(shapes: Sequence[Shape], peers: Sequence[str], say: Callable[[str], None
         "method": "whole calls in CUDA graphs, replays interleaved, order rotated, median of 9; fp32 state in and out, v-first",
         "rows": rows,
     }
+    return document | summary(rows, peers)
+
+
+def summary(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> dict[str, float]:
+    """Geomean and least speed-up over each peer that ran on some shape."""
+    found: dict[str, float] = {}
     for name in peers:
         ratios = [row[f"speedup_vs_{name}"] for row in rows if f"speedup_vs_{name}" in row]
         if ratios:
-            document[f"geomean_vs_{name}"] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
-            document[f"least_vs_{name}"] = min(ratios)
-    return document
+            found[f"geomean_vs_{name}"] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
+            found[f"least_vs_{name}"] = min(ratios)
+    return found
 
 
 def line(row: dict[str, Any], peers: Sequence[str]) -> str:
@@ -220,31 +272,26 @@ def line(row: dict[str, Any], peers: Sequence[str]) -> str:
     return f"{row['shape']:<52}{shown('ours')}{shown('default')}{''.join(shown(p) for p in peers)}  {ratios}{tail}"
 
 
-def shapes_of(set_name: str | None, keys: Sequence[str]) -> Iterator[Shape]:
-    """The shapes of a named set and of shape keys. Raises ShapeError for a key that cannot be read."""
-    yield from (parse_shape(key) for key in (*(SHAPE_SETS[set_name] if set_name else ()), *keys))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m kdatune_kernels.compare`: the table on stderr, with --json the document on stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--set", choices=sorted(SHAPE_SETS), default=None)
+    parser.add_argument("--set", default=None, help=", ".join(SHAPE_SETS))
     parser.add_argument("--shape", action="append", default=[])
-    parser.add_argument("--peers", default="flash_kda,fla")
+    parser.add_argument("--peers", default=",".join(PEER_NAMES))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    peers = [name for name in options.peers.split(",") if name]
-    unknown = [name for name in peers if name not in PEERS]
-    if unknown:
-        parser.error(f"unknown peer {unknown[0]!r}; known: {', '.join(PEERS)}")
+    try:
+        peers = peers_of(options.peers)
+        shapes = list(shapes_of(options.set or (None if options.shape else "headline"), options.shape))
+    except (UsageError, ShapeError) as error:
+        parser.error(str(error))
     try:
         gpu.current()
     except UsageError as error:
         sys.stderr.write(f"compare: {error}\n")
         return 1
-    shapes = list(shapes_of(options.set or (None if options.shape else "headline"), options.shape))
     sys.stderr.write(f"{'shape':<52}{'ours_us':>9}{'default':>9}{''.join(f'{p:>9}' for p in peers)}\n")
-    document = run(shapes, peers, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201  the progress
+    document = run(shapes, peers, lambda row: print(line(row, peers), file=sys.stderr, flush=True))  # noqa: T201  progress
     for name in peers:
         if f"geomean_vs_{name}" in document:
             sys.stderr.write(

@@ -140,17 +140,18 @@ def compile_recurrent(
     from kdatune_kernels import recurrent_step
 
     fn = recurrent_step.recurrent_kernel
+    block_v, warps = recurrent.PROGRAM[K]
     types: dict[str, str] = dict.fromkeys(fn.arg_names, "i32")
     types |= dict.fromkeys(("q", "k", "v", "g", "beta", "o"), f"*{dtype}")
     types |= dict.fromkeys(("A_log", "dt_bias"), "*fp32") | dict.fromkeys(("cu_seqlens", "slots", "accepted"), "*i32")
     types |= dict.fromkeys(("h0", "ht"), f"*{state_dtype}") | dict.fromkeys(("lower_bound", "scale"), "fp32")
     constants = {
-        "K": K, "V": V, "BV": recurrent.BLOCK_V, "GROUP": 1, "VARLEN": pool, "HAS_H0": True, "STORE_HT": True,
+        "K": K, "V": V, "BV": block_v, "GROUP": 1, "VARLEN": pool, "HAS_H0": True, "STORE_HT": True,
         "V_FIRST": state_v_first, "SLOTTED": pool, "IN_PLACE": pool, "EACH_TOKEN": slots_each_token,
         "ACCEPTED": slots_each_token, "L2NORM": True, "SIGMOID": True, "NEG_EIGVAL": False,
         "GATE": recurrent_step.SOFTPLUS if softplus else recurrent_step.BOUNDED,
     }  # fmt: skip
-    return _compiled(fn, types, constants, {"num_warps": recurrent.warps(K)}, compute_capability)
+    return _compiled(fn, types, constants, {"num_warps": warps}, compute_capability)
 
 
 def _compiled(

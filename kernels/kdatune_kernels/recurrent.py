@@ -10,8 +10,8 @@ from kdatune_kernels import recurrent_step
 MAX_TOKENS = 16
 """Tokens a dense sequence may have; beyond one chunk, chunk_kda is the faster and the better tested way."""
 SIZES = (64, 128, 256)
-BLOCK_V = 32
-"""Columns of a state that a program carries."""
+PROGRAM = {64: (16, 2), 128: (32, 4), 256: (32, 8)}
+"""K -> columns of a state that a program carries, and its warps: the widest found that spill nothing (sm_80, sm_90, sm_100)."""
 _STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -87,6 +87,7 @@ def recurrent_kda(
         gate_dtypes=(torch.float32,), state_dtypes=_STATE_DTYPES,
         states=initial_state.shape[0] if pooled and initial_state is not None else None,
     )  # fmt: skip
+    inputs.check_scale(scale)
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     N = B
@@ -118,11 +119,6 @@ def recurrent_kda(
     elif N:
         _launch(step, ht, N)
     return o, ht
-
-
-def warps(K: int) -> int:
-    """Warps of a program: a thread holds at most 32 numbers of the state."""
-    return max(4, K // 32)
 
 
 @dataclass(frozen=True)
@@ -254,8 +250,9 @@ def _launch(step: _Step, ht: torch.Tensor | None, N: int) -> None:
     H, K, HV, V = q.shape[1], q.shape[2], v.shape[1], v.shape[2]
     none = s.o
     slots, cu, h0 = s.slots, s.cu_seqlens, s.h0
+    block_v, warps = PROGRAM[K]
     each_token = slots is not None and slots.dim() == 2
-    recurrent_step.recurrent_kernel[(N * HV * (V // BLOCK_V),)](
+    recurrent_step.recurrent_kernel[(N * HV * (V // block_v),)](
         q, k, v, g, beta,
         inputs.zeros(HV, q.device) if s.A_log is None else s.A_log.contiguous(),
         inputs.zeros(HV * K, q.device) if s.dt_bias is None else s.dt_bias.contiguous(),
@@ -269,8 +266,8 @@ def _launch(step: _Step, ht: torch.Tensor | None, N: int) -> None:
         N, s.q.shape[1] if cu is None else s.q.shape[0] * s.q.shape[1], HV, 0 if h0 is None else h0.shape[0],
         -1 if s.null_slot is None else s.null_slot, slots.shape[1] if slots is not None and each_token else 1,
         s.lower_bound, s.scale,
-        K=K, V=V, BV=BLOCK_V, GROUP=HV // H, VARLEN=cu is not None, HAS_H0=h0 is not None, STORE_HT=ht is not None,
+        K=K, V=V, BV=block_v, GROUP=HV // H, VARLEN=cu is not None, HAS_H0=h0 is not None, STORE_HT=ht is not None,
         V_FIRST=s.state_v_first, SLOTTED=slots is not None, IN_PLACE=s.in_place, EACH_TOKEN=each_token,
         ACCEPTED=s.accepted is not None, L2NORM=s.l2norm, GATE=s.gate, SIGMOID=s.sigmoid, NEG_EIGVAL=s.neg_eigval,
-        num_warps=warps(K),
+        num_warps=warps,
     )  # fmt: skip

@@ -6,13 +6,11 @@ from typing import Literal
 
 import torch
 
+from kdatune_kernels.shape_sets import SKEWED_LENGTHS
 from kdatune_kernels.spec import Shape
 
 Kind = Literal["random", "strong", "weak", "correlated", "identical"]
 KINDS: tuple[Kind, ...] = ("random", "strong", "weak", "correlated", "identical")
-
-SKEWED_LENGTHS = (1300, 547, 2048, 963, 271, 3063)
-"""The packed batch of the published comparisons: 8,192 tokens in six sequences."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
 from kdatune_tuner import cli_backup
+from kdatune_tuner import cli_bench
 from kdatune_tuner import cli_doctor
 from kdatune_tuner import cli_exchange
 from kdatune_tuner import cli_nightly
@@ -46,6 +47,7 @@ app.command("rollback")(cli_show.rollback)
 app.command("export-snapshot")(cli_show.export_snapshot)
 db.command("upgrade")(cli_show.db_upgrade)
 db.command("vacuum")(cli_vacuum.vacuum)
+cli_bench.register(app)
 cli_token.register(app)
 cli_backup.register(app)
 cli_doctor.register(app)
