@@ -4,6 +4,7 @@ The values of kdatune_kernels.spec are used as they are: what is served is their
 """
 
 from functools import cached_property
+from functools import partial
 from typing import Annotated
 from typing import Any
 from typing import Generic
@@ -191,7 +192,7 @@ class ResolveQuery(GpuFacts):
         """What must be there hangs on the kernel: it is marked as missing where it is, so that the error names it."""
         if not isinstance(values, dict) or values.get("shape") is not None:
             return values
-        needed = ("N", "H", "T") if values.get("kernel", "kda") == "kda" else ("shape",)
+        needed = ("shape",) if is_other(str(values.get("kernel", "kda"))) else ("N", "H", "T")
         return {**dict.fromkeys(needed, _MISSING), **values}
 
     @field_validator("asked_shape")
@@ -313,9 +314,19 @@ class Quarantined(BaseModel):
 
     config: Annotated[
         Any,
-        WithJsonSchema({"anyOf": [{"$ref": "#/components/schemas/LaunchConfig"}, {"type": "object"}]}),
-        Field(description="of kda a LaunchConfig, every field present; of another kernel its own fields"),
+        BeforeValidator(partial(from_json, LaunchConfig)),
+        # by name: a type that is read and sent is described twice, and what refers to it by name would find neither
+        WithJsonSchema({"anyOf": [{"$ref": "#/components/schemas/LaunchConfig"}]}),
     ]
+    reason: Annotated[str, StringConstraints(max_length=2000)]
+
+
+class OtherQuarantined(BaseModel):
+    """The same of a kernel of others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: Annotated[Any, BeforeValidator(OtherConfig), WithJsonSchema({"type": "object"})]
     reason: Annotated[str, StringConstraints(max_length=2000)]
 
 
@@ -334,21 +345,22 @@ class DemandItem(BaseModel):
         strict=True,
         description=f"launches; of one report at most {MAX_DEMAND_COUNT} are counted for a key",
     )
-    quarantined: Quarantined | None = Field(default=None, description="set when a served config could not be used")
+    quarantined: Quarantined | OtherQuarantined | None = Field(
+        default=None, description="set when a served config could not be used"
+    )
 
     @field_validator("shape")
     @classmethod
     def _is_a_shape(cls, value: Any, info: ValidationInfo) -> Any:
         return shape_of_kernel(info.data.get("kernel", "kda"), value)
 
-    @model_validator(mode="after")
-    def _is_a_config(self) -> Self:
-        if self.quarantined is not None:
-            given = self.quarantined.config
-            if not isinstance(given, dict):
-                raise ValueError("quarantined.config must be a JSON object")
-            self.quarantined.config = OtherConfig(given) if is_other(self.kernel) else from_json(LaunchConfig, given)
-        return self
+    @field_validator("quarantined", mode="before")
+    @classmethod
+    def _is_of_the_kernel(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = OtherQuarantined if is_other(info.data.get("kernel", "kda")) else Quarantined
+        return kind.model_validate(value)
 
 
 class DemandReport(BaseModel):

@@ -164,7 +164,9 @@ def outcome_of(error: Exception) -> str | None:
         return "resource"
     if "illegal memory access" in text or "misaligned address" in text or "illegal instruction" in text:
         return "illegal_access"
-    if name in ("CompilationError", "PTXASError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"):
+    # InterpreterError: what the interpreter makes of a kernel that does not compile
+    uncompiled = ("CompilationError", "PTXASError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct")
+    if name in (*uncompiled, "InterpreterError"):
         return "compile_error"
     if isinstance(error, RuntimeError | MemoryError):
         return "compile_error" if "passmanager" in text or "ptxas" in text else "launch_error"

@@ -80,7 +80,7 @@ BAD_ITEMS = {
     "gpu long": (GOOD | {"gpu": "x" * 201}, "/items/1/gpu"),
     "gpu a number": (GOOD | {"gpu": 5}, "/items/1/gpu"),
     "gpu with NUL": (GOOD | {"gpu": "a\0b"}, "/items/1/gpu"),
-    "kernel unknown": (GOOD | {"kernel": "k9"}, "/items/1/kernel"),
+    "kernel unknown": (GOOD | {"kernel": "K9"}, "/items/1/kernel"),
     "shape missing": ({"gpu": "NVIDIA H200"}, "/items/1/shape"),
     "shape a text": (GOOD | {"shape": "N=1,H=1,T=1"}, "/items/1/shape"),
     "shape null": (GOOD | {"shape": None}, "/items/1/shape"),

@@ -1,0 +1,1 @@
+"""RMS norm in Triton, tuned and served by kdatune."""
