@@ -2,12 +2,15 @@
 
 python benchmarks/call_cost.py            on a CUDA card: the launches are real, and timed without waiting for the card
 python benchmarks/call_cost.py --fake     anywhere: CPU tensors, and a launch that does nothing in the kernels' place
+                        ... --json       one JSON document on stdout, times in us
 
 With --fake the host's own part is what it is on a card, but for descriptors and Triton's launcher, which need one.
 """
 
 import argparse
 import functools
+import json
+import platform
 import statistics
 import sys
 import time
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 
 from kdatune_kernels import inputs
 from kdatune_kernels import kda
@@ -48,8 +52,8 @@ def median_us(call: Callable[[], object], rounds: int = 300, inner: int = 20) ->
     return statistics.median(times)
 
 
-def arguments(device: str, tokens: int, heads: int, state: bool, packed: bool) -> dict[str, Any]:
-    """The tensors of a call."""
+def arguments(device: str, tokens: int, heads: int, state: bool, sequences: int) -> dict[str, Any]:
+    """The tensors of a call; more than one sequence are packed."""
     like = {"dtype": torch.bfloat16, "device": device}
     q, k, v, g = (torch.randn(1, tokens, heads, 128, **like) for _ in range(4))
     given: dict[str, Any] = {
@@ -58,11 +62,11 @@ def arguments(device: str, tokens: int, heads: int, state: bool, packed: bool) -
         "use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
         "safe_gate": True, "lower_bound": -5.0, "output_final_state": state,
     }  # fmt: skip
-    if packed:
-        ends = [0, tokens // 3, tokens // 2, tokens]
+    if sequences > 1:
+        ends = [i * tokens // sequences for i in range(sequences + 1)]
         given["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32, device=device)
     if state:
-        given["initial_state"] = torch.zeros(3 if packed else 1, heads, 128, 128, device=device)
+        given["initial_state"] = torch.zeros(sequences, heads, 128, 128, device=device)
     return given
 
 
@@ -94,7 +98,7 @@ def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
     make = functools.partial(launch.workspace, tables, heads, 128, True, q.device)
     ws = make()
     k1, k2 = launch.k1_call(problem, ws, config.k1), launch.k2_call(problem, ws, o, None, config.k2)
-    key = (q.device, 1, q.shape[2], heads, tokens, False, None, None, False, False)
+    key = ("call_cost", q.device, 1, q.shape[2], heads, 128, 128, q.dtype, tokens, False, None, None, False, False)
     kda.launcher.resolve_slow(key, shape_of(1, heads, tokens, initial_state=False, final_state=False), card)
     return {
         "check the tensors": lambda: inputs.check_tensors(q, k, v, g, beta, *rest),
@@ -109,11 +113,29 @@ def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
     }
 
 
+def measure(device: str, tokens: int, heads: int, sequences: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Whole calls of every kind, and the parts of the dense one without states, in us."""
+    whole = {}
+    with torch.no_grad():
+        for state in (False, True):
+            for packed in (1, 3, sequences):
+                given = arguments(device, tokens, heads, state, packed)
+                call = functools.partial(chunk_kda, **given)
+                for _ in range(20):
+                    call()
+                name = "dense" if packed == 1 else f"{packed} packed"
+                whole[f"{name}, {'with' if state else 'without'} states"] = median_us(call)
+        timed = parts(arguments(device, tokens, heads, False, 1))
+        return whole, {name: median_us(call) for name, call in timed.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--tokens", type=int, default=64, help="few, so that the card is done before the CPU is")
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--sequences", type=int, default=32, help="of the longer one of the packed calls")
     args = parser.parse_args()
     device = "cpu" if args.fake else "cuda"
     if args.fake:
@@ -122,30 +144,32 @@ def main() -> None:
         recurrence.recurrence_kernel = Fake()
     elif not torch.cuda.is_available():
         sys.exit("no CUDA card is visible; --fake measures the host's part without one")
-    whole = {}
-    with torch.no_grad():
-        for state in (False, True):
-            for packed in (False, True):
-                given = arguments(device, args.tokens, args.heads, state, packed)
-                call = functools.partial(chunk_kda, **given)
-                for _ in range(20):
-                    call()
-                name = f"{'packed' if packed else 'dense'}, {'with' if state else 'without'} states"
-                whole[name] = median_us(call)
-        pieces = {
-            name: median_us(call)
-            for name, call in parts(arguments(device, args.tokens, args.heads, False, False)).items()
-        }
+    whole, pieces = measure(device, args.tokens, args.heads, args.sequences)
+    met = max(whole.values()) <= TARGET_US
     where = "a launch that does nothing" if args.fake else torch.cuda.get_device_name()
-    sys.stdout.write(
-        f"chunk_kda, {args.heads} heads, {args.tokens} tokens, {where}: us of CPU a call, median of 300 x 20\n"
-    )
-    for name, us in whole.items():
-        sys.stdout.write(f"  {name:28} {us:8.1f}   {'' if us <= TARGET_US else f'over {TARGET_US:g}'}\n")
-    sys.stdout.write("of the dense call without states:\n")
-    for name, us in pieces.items():
-        sys.stdout.write(f"  {name:28} {us:8.1f}\n")
-    sys.exit(0 if args.fake or max(whole.values()) <= TARGET_US else 1)
+    if args.json:
+        document = {
+            "where": where,
+            "heads": args.heads,
+            "tokens": args.tokens,
+            "target_us": TARGET_US,
+            "met": met,
+            "whole_us": whole,
+            "parts_us": pieces,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        head = f"chunk_kda, {args.heads} heads, {args.tokens} tokens, {where}: us of CPU a call, median of 300 x 20"
+        sys.stdout.write(f"{head}\n")
+        for name, us in whole.items():
+            sys.stdout.write(f"  {name:28} {us:8.1f}   {'' if us <= TARGET_US else f'over {TARGET_US:g}'}\n")
+        sys.stdout.write("of the dense call without states:\n")
+        for name, us in pieces.items():
+            sys.stdout.write(f"  {name:28} {us:8.1f}\n")
+    sys.exit(0 if args.fake or met else 1)
 
 
 if __name__ == "__main__":

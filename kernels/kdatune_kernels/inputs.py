@@ -2,7 +2,9 @@
 
 import functools
 import itertools
+import math
 import weakref
+from numbers import Real
 
 import torch
 
@@ -22,6 +24,7 @@ def check_options(
     use_beta_sigmoid_in_kernel: bool,
     allow_neg_eigval: bool,
     lower_bound: float | None,
+    scale: float | None,
     disable_recompute: bool,
     return_intermediate_states: bool,
     cp_context: object,
@@ -49,6 +52,15 @@ def check_options(
             "lower_bound=None (the softplus gate) is not supported; pass a lower_bound in [-5, 0)"
         )
     check_lower_bound(lower_bound)
+    check_scale(scale)
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise TypeError for what is no number, ValueError for one that is not finite."""
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real)):
+        raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, not {scale}")
 
 
 def check_lower_bound(lower_bound: float) -> None:
@@ -210,6 +222,7 @@ def check_ends(name: str, ends: torch.Tensor, B: int) -> None:
         raise ValueError(f"q has B={B}; with cu_seqlens the sequences are packed and B must be 1")
 
 
+@functools.lru_cache(maxsize=64)
 def _lengths(ends: tuple[int, ...], T: int) -> tuple[int, ...]:
     lengths = tuple(b - a for a, b in itertools.pairwise(ends))
     if ends[0] != 0:

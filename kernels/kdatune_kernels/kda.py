@@ -1,7 +1,11 @@
 """chunk_kda: check the inputs, resolve the config, launch K1 then K2."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from typing import ParamSpec
+from typing import TypeVar
 
 import torch
 
@@ -17,7 +21,25 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def on_device_of_q(call: Callable[P, R]) -> Callable[P, R]:
+    """A call that runs on the card of its tensors. Triton and streams go by the current device, which may be another."""
+
+    @functools.wraps(call)
+    def on_device(*args: P.args, **kwargs: P.kwargs) -> R:
+        q = args[0] if args else kwargs.get("q")
+        if isinstance(q, torch.Tensor) and q.is_cuda and q.device.index != torch.cuda.current_device():
+            with torch.cuda.device(q.device):
+                return call(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return on_device
+
+
+@on_device_of_q
 def chunk_kda(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -31,7 +53,7 @@ def chunk_kda(
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
+    safe_gate: bool = False,  # noqa: ARG001 - both values mean the same
     lower_bound: float | None = None,
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
@@ -39,7 +61,7 @@ def chunk_kda(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: object = None,
-    use_graph: bool = False,
+    use_graph: bool = False,  # noqa: ARG001 - so do these
     max_num_seqs: int | None = None,
     *,
     A_log: torch.Tensor | None = None,
@@ -60,7 +82,7 @@ def chunk_kda(
         v: [B, T, HV, V] as q, V 64, 128 or 256, HV a multiple of H (value head h reads q/k head h // (HV / H)).
         g: [B, T, HV, K] as q, raw gate; log decay lower_bound * sigmoid(exp(A_log) * (g + dt_bias)).
         beta: [B, T, HV] as q or fp32, logits, any strides.
-        scale: default K ** -0.5.
+        scale: a finite number; default K ** -0.5.
         initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; fp32 or bf16; N sequences.
         safe_gate: both values compute the bounded gate, which lower_bound selects.
         lower_bound: in [-5, 0), needed.
@@ -93,6 +115,7 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         allow_neg_eigval=allow_neg_eigval,
         lower_bound=lower_bound,
+        scale=scale,
         disable_recompute=disable_recompute,
         return_intermediate_states=return_intermediate_states,
         cp_context=cp_context,
@@ -102,14 +125,6 @@ def chunk_kda(
         raise NotImplementedError(
             f"final_state_dtype is {final_state_dtype}; torch.float32 and torch.bfloat16 are supported"
         )
-    if q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
-            return chunk_kda(
-                q, k, v, g, beta, scale, initial_state, output_final_state, True, True, True, False, safe_gate,
-                lower_bound, False, False, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
-                A_log=A_log, dt_bias=dt_bias, config=config, precision=precision, final_state_dtype=final_state_dtype,
-                checkpoints=checkpoints, checkpoint_tokens=checkpoint_tokens,
-            )  # fmt: skip
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from kdatune_kernels import prepare
 from kdatune_kernels import recurrence
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import pow2_at_least
 
 log = logging.getLogger("kdatune")
 
@@ -128,7 +128,7 @@ def dense_tables(sequences: int, tokens: int, device: torch.device, capturing: b
 def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
     each = -(-tokens // CHUNK_TOKENS)
     tables = _empty_tables(sequences, sequences * each, device)
-    prepare.dense_plan_kernel[(triton.cdiv(sequences * each, 256),)](
+    prepare.dense_plan_kernel[(-(-sequences * each // 256),)](
         tables.spans, tables.token, tables.length, sequences, tokens, each, BT=CHUNK_TOKENS, CHUNKS=256
     )
     return tables
@@ -149,8 +149,8 @@ def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
     NC = tokens // CHUNK_TOKENS + min(N, tokens)
     device = cu_seqlens.device
     tables = _empty_tables(N, NC, device)
-    seqs = min(128, max(16, triton.next_power_of_2(N)))
-    prepare.plan_kernel[(triton.cdiv(NC, 128),)](
+    seqs = min(128, max(16, pow2_at_least(N)))
+    prepare.plan_kernel[(-(-NC // 128),)](
         cu_seqlens, tables.spans, tables.token, tables.length, N, NC, tokens,
         BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8,
     )  # fmt: skip

@@ -88,6 +88,7 @@ def recurrent_kda(
         states=initial_state.shape[0] if pooled and initial_state is not None else None,
     )  # fmt: skip
     inputs.check_scale(scale)
+    inputs.check_scale(scale)
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     N = B

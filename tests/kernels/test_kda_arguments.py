@@ -1,7 +1,9 @@
 """chunk_kda's arguments: what is refused and how it says so, and the layouts and types that are read right."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from kda_calls import CONFIGS
@@ -10,10 +12,12 @@ from kda_calls import assert_within_gates
 from kda_calls import call
 from kda_calls import name_of
 
+from kdatune_kernels import inputs
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.kda import chunk_kda
+from kdatune_kernels.kda import on_device_of_q
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -288,6 +292,61 @@ def test_a_captured_packed_call_follows_its_cu_seqlens(device):
     graph.replay()
     torch.cuda.synchronize()
     assert_within_gates(replace(sample, lengths=(41, 87)), o, ht)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error"),
+    [
+        (float("nan"), (ValueError, "scale must be finite, not nan")),
+        (float("-inf"), (ValueError, "scale must be finite, not -inf")),
+        (True, (TypeError, "scale must be a number or None, not bool")),
+        ("0.1", (TypeError, "scale must be a number or None, not str")),
+        (torch.tensor(0.1), (TypeError, "scale must be a number or None, not Tensor")),
+    ],
+)
+def test_a_scale_that_is_no_number_is_refused(scale, error, sample):
+    kind, says = error
+    with pytest.raises(kind, match=says):
+        call(sample, scale=scale)
+    with pytest.raises(kind, match=says):
+        inputs.check_scale(scale)
+    inputs.check_scale(np.float32(0.1))
+
+
+class OnCard(torch.Tensor):
+    """A tensor that says it is on the second card, for what must be known without one."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_call_runs_on_the_card_of_its_tensors(by_name, monkeypatch):
+    """Whatever is given comes through as it is; on the card that is current already nothing is changed."""
+    q = torch.Tensor._make_subclass(OnCard, torch.zeros(1))
+    current = [0]
+
+    @contextmanager
+    def device(wanted):
+        current.append(wanted.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    @on_device_of_q
+    def call_on(q, k=None, *, scale=None, checkpoints=None):
+        return list(current), q, k, scale, checkpoints
+
+    given = {"k": 2, "scale": 0.5, "checkpoints": [3]}
+    for expected in ([0, 1], [1]):
+        if expected == [1]:
+            current[:] = [1]
+        answer = call_on(q=q, **given) if by_name else call_on(q, **given)
+        assert answer == (expected, q, 2, 0.5, [3])
+    with pytest.raises(TypeError):
+        call_on()
 
 
 @pytest.mark.gpu

@@ -118,11 +118,12 @@ def test_a_holder_that_hangs_keeps_nobody_from_news(service: Service, launch) ->
 
 def test_a_child_does_not_keep_the_seat_of_a_parent_that_is_gone(service: Service, launch) -> None:
     service.documents[H200.name] = document(7, {SHAPE: 3})
-    parent = launch("fork")  # the child says what it knows; it has no thread of its own until it watches
+    seldom = {"KDATUNE_POLL_SECONDS": "300"}  # so that nobody asks because the holder seems to hang
+    parent = launch("fork", **seldom)  # the child says what it knows; it has no thread of its own until it watches
     wait_for(lambda: bool(service.requests), 60)
     os.kill(parent.process.pid, signal.SIGKILL)
     parent.process.wait()
-    other = launch()
+    other = launch(**seldom)
     wait_for(lambda: bool(other.state["fetches"]), 60)
 
 
