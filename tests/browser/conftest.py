@@ -50,6 +50,8 @@ from kdatune_tuner.ncu.report import read_report
 from kdatune_tuner.ncu.unavailable import unavailable
 from kdatune_tuner.objective import stage_of
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.regressions import look
+from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.engine import open_engine
@@ -57,9 +59,12 @@ from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.models import PromotionModel
+from kdatune_tuner.store.night import save_night
+from kdatune_tuner.store.night import start_night
 from kdatune_tuner.store.profiles import put_profile
 from kdatune_tuner.store.records import NewMeasurement
 from kdatune_tuner.store.records import NewProfile
+from kdatune_tuner.store.records import RunState
 from kdatune_tuner.tune import Options
 from kdatune_tuner.tune import Tuner
 
@@ -165,6 +170,8 @@ def fill(engine: Engine) -> None:
     _second_card(world)
     _stages(world)
     _failures(world, backend)
+    look(engine, Settings())
+    _night(engine, backend.gpu)
     with writing(engine) as s:
         run = writes.start_run(
             s,
@@ -209,6 +216,74 @@ def _nights(world: World, gpu: Gpu) -> None:
         build = BUILD if night < 4 else older
         median_us = 612.0 * slower * (1 + 0.001 * (night % 3))
         world.measure(gpu, LONG, config, build=build, days_ago=night, median_us=median_us)
+
+
+def _night(engine: Engine, gpu: Gpu) -> None:
+    """A night that found the slower config, its report as a night writes it."""
+    key = LONG.key()
+    report = {
+        "format": 1,
+        "spent_seconds": 1834.2,
+        "reference": {
+            "machine_ratio": 1.004,
+            "reason": None,
+            "points": [
+                {"shape": key, "outcome": "ok", "median_us": 631.0, "usual_us": 628.5, "ratio": 1.004, "detail": None}
+            ],
+        },
+        "plan": [
+            {
+                "kind": "check",
+                "shape": key,
+                "why": "served, and checked every night",
+                "value": 12.5,
+                "estimated_seconds": 3.0,
+                "state": "done",
+                "seconds": 2.8,
+                "result": "636.5 us, 612.0 before: 4.0 % slower",
+            },
+            {
+                "kind": "profile",
+                "shape": None,
+                "why": "4 served configs have no counters since they were measured",
+                "value": 0.0,
+                "estimated_seconds": 0.0,
+                "state": "skipped",
+                "seconds": None,
+                "result": "ERR_NVGPUCTRPERM: the driver keeps the counters to administrators",
+            },
+        ],
+        "findings": [
+            {
+                "kind": "config_slower",
+                "regression": True,
+                "shape": key,
+                "text": "the served config takes 636.5 us, 612.0 before; it stays, there is nothing else to serve",
+                "figures": {},
+                "night": 1,
+            },
+            {
+                "kind": "environment_changed",
+                "regression": False,
+                "shape": None,
+                "text": "driver 575.57.08, now 580.95.05: 3 of 4 served configs are stale by it",
+                "figures": {},
+                "night": 1,
+            },
+        ],
+        "error": None,
+    }
+    with writing(engine) as s:
+        night_id = start_night(
+            s,
+            gpu_id=writes.put_gpu(s, gpu),
+            build_id=writes.put_build(s, BUILD),
+            backend="gpu",
+            host="tuner-1",
+            budget_seconds=7200.0,
+            report=report,
+        )
+        save_night(s, night_id, report=report, state=RunState.DONE, machine_ratio=1.004, exit_code=3)
 
 
 def _profiles(world: World) -> None:

@@ -238,12 +238,54 @@ def test_regressions_are_brought_into_the_trends_page(open_page, site):
     watched = open_page(site)
     page = watched.open("/trends")
     (row,) = watched.rows("regressions")
-    assert row[:2] == ["N=1,H=96,T=8192", "NVIDIA H200"]
-    assert "driver 580.95.05 instead of 575.57.08" in row[-1]
+    assert row[1:3] == ["N=1,H=96,T=8192", "NVIDIA H200"]
+    assert "driver 575.57.08, now 580.95.05" in row[-1]
     page.get_by_role("link", name="N=1,H=96,T=8192").first.click()
     page.wait_for_url(f"**/trends/{KEY}")
-    steps = [r for r in watched.rows("nights") if "slower" in r[5]]
-    assert len(steps) == 1
+    began = [r for r in watched.rows("nights") if "%" in r[5]]
+    assert len(began) == 1
+    page.get_by_role("link", name=began[0][5].strip("▼ ")).click()
+    page.wait_for_url("**/trends/regressions/1")
+    assert "driver 575.57.08, now 580.95.05" in page.locator("section[aria-labelledby=h-cause]").inner_text()
+
+
+def test_a_night_leads_to_its_report_and_that_to_the_config(open_page, site):
+    watched = open_page(site)
+    page = watched.open("/")
+    page.locator("nav[aria-label=Pages]").get_by_role("link", name="Nights").click()
+    page.wait_for_url("**/nights")
+    (row,) = watched.rows("nights")
+    assert "regressions found" in row[5]
+    page.get_by_role("link", name="1", exact=True).click()
+    page.wait_for_url("**/nights/1")
+    assert "4.0 % slower" in watched.rows("plan")[0][4]
+    page.locator("section[aria-labelledby=h-findings]").get_by_role("link", name="N=1,H=96,T=8192").click()
+    page.wait_for_url(f"**/configs/{KEY}")
+
+
+def test_a_regression_is_acknowledged_with_a_token_and_only_with_one(open_page, own_site):
+    watched = open_page(own_site)
+    page = watched.open("/trends/regressions/1")
+    page.get_by_label("Note").fill("the new driver")
+    page.get_by_label("Token").fill("kdt_wrong")
+    page.get_by_role("button", name="Acknowledge").click()
+    page.get_by_role("alert").filter(has_text="401").wait_for()
+    watched.wrong = [w for w in watched.wrong if "status of 401" not in w]
+    token = subprocess.run(
+        [sys.executable, "-m", "kdatune_tuner.cli", "token", "create", "acks", "--scope", "regressions:write"],
+        env={"KDATUNE_DATABASE_URL": own_site.database_url},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[0]
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Acknowledge").click()
+    page.locator("section[aria-labelledby=h-acknowledge]").get_by_text("the new driver").wait_for()
+    assert token not in page.content()
+    assert page.locator("form[data-write]").count() == 0
+    page.goto(f"{own_site.url}/trends/regressions?state=acknowledged")
+    (row,) = watched.rows("regressions")
+    assert "acknowledged" in row[3]
 
 
 def test_a_command_is_copied(open_page, site):

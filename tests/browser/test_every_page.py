@@ -24,6 +24,9 @@ PAGES = {
     "trends": "/trends",
     "trend": f"/trends/{KEY}",
     "regressions": "/trends/regressions",
+    "regression": "/trends/regressions/1",
+    "nights": "/nights",
+    "night": "/nights/1",
     "compare": "/compare",
     "compare-configs": "/compare?shape_a=N%3D1,H%3D96,T%3D8192&gpu_a=NVIDIA+H200&as_b=default",
     "compare-cards": "/compare?gpu_a=NVIDIA+H200&gpu_b=NVIDIA+H20",
@@ -91,6 +94,8 @@ EMPTY = {
     "/studies": "kdatune tune --shape",
     "/waves": "kdatune tune --shape",
     "/trends": "kdatune tune --shape",
+    "/trends/regressions": "kdatune regressions",
+    "/nights": "kdatune nightly",
     "/compare": "kdatune tune --shape",
 }
 
@@ -100,4 +105,4 @@ def test_an_empty_page_says_what_to_run(open_page, empty_site, path):
     watched = open_page(empty_site)
     page = watched.open(path)
     assert EMPTY[path] in page.locator(".empty").first.inner_text()
-    check(watched, f"empty-{path.strip('/') or 'overview'}", CORNERS)
+    check(watched, f"empty-{path.strip('/').replace('/', '-') or 'overview'}", CORNERS)
