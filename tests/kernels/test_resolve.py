@@ -163,6 +163,18 @@ def test_what_is_resolved_stays_and_what_is_not_takes_the_newest(
     assert resolver.resolve_slow("a", SHAPE, H200) == CONFIGS[4]
 
 
+def test_many_champions_are_indexed_anew_when_they_change(
+    service: Service, make_resolver: ResolverMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_module, "FEW", 1)
+    resolver = make_resolver(service.url)
+    resolver.client.watch(H200)
+    for generation, config in ((7, 3), (8, 5)):
+        service.documents[H200.name] = document(generation, {SHAPE: config, OTHER: 4})
+        assert resolver.refresh(timeout_seconds=20)
+        assert resolver.resolve_slow("a", SHAPE, H200) == CONFIGS[config]
+
+
 def test_the_first_launch_waits_for_nothing(service: Service, make_resolver: ResolverMaker) -> None:
     service.documents[H200.name] = document(7, {SHAPE: 3})
     service.instead = lambda handler: service.released.wait(20) and answer(handler, 500, b"")
