@@ -145,6 +145,33 @@ def test_a_machine_that_stays_slower_is_said_every_night_and_no_config_is_blamed
         assert report.reference["machine_ratio"] == pytest.approx(1.06, abs=0.015)
 
 
+class Warming(NightCard):
+    """Gets slower by 6 % after so many calls."""
+
+    after: int = 10**9
+
+    def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
+        self.after -= 1
+        if self.after < 0:
+            self.machine = 1.06
+        return super().measure_pair(shape, config, against)
+
+
+def test_a_machine_that_gets_slower_in_the_middle_of_a_night_is_told_from_its_configs(
+    sqlite: Engine, recording
+) -> None:
+    card = Warming(recording, 3)
+    nights = Nights(sqlite, card, trials=1)
+    for shape in (A, B):
+        nights.demand(shape, 5)
+    for _ in range(3):
+        assert nights.next().exit_code == 0
+    card.after = 9 + 3  # the reference, and the first check
+    report = nights.next()
+    assert (kinds(report), report.exit_code) == (["machine_slower"], 3), list(text_lines(report.to_json()))
+    assert report.reference["machine_ratio"] == pytest.approx(1.06, abs=0.015)
+
+
 def test_a_config_that_gets_slower_step_by_step_is_found(sqlite: Engine, card: NightCard) -> None:
     """No night is 3 % slower than the one before."""
     nights = Nights(sqlite, card, trials=1)
