@@ -111,10 +111,12 @@ def _both(outputs: tuple[torch.Tensor, torch.Tensor | None]) -> Outputs:
 PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
 
 
-def arguments(shape: Shape, device: str = "cuda", seed: int = 0) -> tuple[Arguments, samples.Sample]:
-    """Random inputs of a shape: packed with cu_seqlens where it is varlen, else a dense batch."""
+def arguments(
+    shape: Shape, device: str = "cuda", seed: int = 0, kind: samples.Kind = "random"
+) -> tuple[Arguments, samples.Sample]:
+    """Inputs of a shape: packed with cu_seqlens where it is varlen, else a dense batch."""
     sample = samples.make(
-        samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, state_v_first=True, size=shape.K,
+        samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, kind=kind, state_v_first=True, size=shape.K,
         value_size=shape.V, dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float16,
     )  # fmt: skip
     names = ("q", "k", "v", "g", "beta")
@@ -160,7 +162,7 @@ def compare(
             if device == "cuda":
                 torch.cuda.synchronize()
             if want is not None:
-                row |= _errors(name, o, final, want)
+                row |= errors(name, o, final, want)
             calls[name] = call
         except ImportError as error:
             row["unavailable"][name] = f"not installed: {error}"
@@ -200,7 +202,8 @@ def expected(sample: samples.Sample, heads: int) -> Outputs:
     return reference.recurrence(**part.tensors(), lengths=list(sample.lengths), state_v_first=True)
 
 
-def _errors(name: str, o: torch.Tensor, final: torch.Tensor, want: Outputs) -> dict[str, float]:
+def errors(name: str, o: torch.Tensor, final: torch.Tensor, want: Outputs) -> dict[str, float]:
+    """Error ratios of a system's outputs over the heads that `want` has, with its name in the keys."""
     heads = want[0].shape[2]
     mine = o[:, :, :heads].reshape(want[0].shape)
     return {

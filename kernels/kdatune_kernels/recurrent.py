@@ -81,13 +81,13 @@ def recurrent_kda(
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, A_log, dt_bias,
         initial_state, inplace_final_state, ssm_state_indices, num_accepted_tokens, null_slot,
     )  # fmt: skip
+    inputs.check_scale(scale)
     pooled = ssm_state_indices is not None and isinstance(initial_state, torch.Tensor) and initial_state.dim() > 0
     inputs.check_tensors(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, state_v_first, key_sizes=SIZES, value_sizes=SIZES,
         gate_dtypes=(torch.float32,), state_dtypes=_STATE_DTYPES,
         states=initial_state.shape[0] if pooled and initial_state is not None else None,
     )  # fmt: skip
-    inputs.check_scale(scale)
     inputs.check_scale(scale)
     B, T, _, K = q.shape
     HV, V = v.shape[2:]

@@ -1,7 +1,10 @@
 """The side-by-side comparison: rows, errors, summaries. In the interpreter, with made-up times in place of CUDA graphs."""
 
+import os
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,10 +96,10 @@ def test_a_fault_in_some_heads_only_is_seen_by_heads():
     assert torch.equal(some_S, S[:, :2])
     wrong = o.clone()
     wrong[:, :, 1] *= 1.5
-    assert compare._errors("x", wrong, S, (some_o, some_S))["x_o_error_ratio"] > 0.2
+    assert compare.errors("x", wrong, S, (some_o, some_S))["x_o_error_ratio"] > 0.2
     wrong = o.clone()
     wrong[:, :, 3] *= 1.5
-    assert compare._errors("x", wrong, S, (some_o, some_S))["x_o_error_ratio"] == 0.0
+    assert compare.errors("x", wrong, S, (some_o, some_S))["x_o_error_ratio"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -161,3 +164,17 @@ def test_on_a_card():
     assert row["ours_us"] > 0
     assert row["default_us"] > 0
     assert row["ours_o_error_ratio"] < 0.005
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
+def test_the_table_of_errors_by_kind():
+    script = Path(__file__).parents[2] / "benchmarks" / "errors_by_kind.py"
+    command = [sys.executable, str(script), "--tokens", "16", "--heads", "1", "--key-size", "64"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=True)
+    head, _, *rows = done.stdout.splitlines()
+    assert head == "| input | T | chunk_kda | chunk_kda, bf16 tiles | recurrent_kda |"
+    assert [row.split(" | ")[0] for row in rows] == [f"| {kind}" for kind in samples.KINDS]
+    for row in rows:
+        chunked, _, stepped = (cell.strip(" |").split(" / ") for cell in row.split(" | ")[2:])
+        assert 0 < float(stepped[0]) < float(chunked[0]) < 5

@@ -362,6 +362,8 @@ def test_nothing_to_do(device):
         ({"use_gate_in_kernel": False}, ValueError, "A_log is read with use_gate_in_kernel=True only"),
         ({"inplace_final_state": True, "initial_state": None}, ValueError, "inplace_final_state needs an initial_state"),
         ({"num_accepted_tokens": torch.ones(1, dtype=torch.int32)}, ValueError, "num_accepted_tokens needs"),
+        ({"scale": float("inf")}, ValueError, "scale must be finite"),
+        ({"scale": "1"}, TypeError, "scale must be a number"),
         ({"null_slot": 0}, ValueError, "null_slot needs ssm_state_indices"),
         ({"initial_state": torch.zeros(1, 2, 64, 128)}, ValueError, "initial_state must be"),
         ({"initial_state": torch.zeros(1, 2, 128, 128).double()}, TypeError, "initial_state must be .*float32"),
