@@ -23,6 +23,9 @@ from kdatune_kernels.tunable import Registry
 from kdatune_kernels.tunable import read_registry
 from kdatune_kernels.tunable import registry
 from kdatune_kernels.values import OtherConfig
+from kdatune_tuner.doctor import Finding
+from kdatune_tuner.doctor import examine
+from kdatune_tuner.settings import Settings
 
 GOOD = """
 class Kernel:
@@ -213,3 +216,16 @@ def test_what_config_ok_refuses_is_not_in_the_space(site: Site) -> None:
     shape = kernel.shape({"n": 1})
     assert kernel.configs(shape, INTERPRETER) == [OtherConfig({"a": 1})]
     assert len(kernel.kernel_hash()) == len(kernel.space_hash()) == 16
+
+
+def test_the_doctor_names_what_cannot_be_used(site: Site, nothing_installed: None) -> None:
+    def finding() -> Finding:
+        registry.cache_clear()
+        return next(one for one in examine(Settings()) if one.check == "kernels")
+
+    assert (finding().state, finding().detail) == ("ok", "no kernel of others is installed")
+    site.install("good-kernels", good(), "good", "good_module:KERNEL")
+    assert finding().detail == "of others: good (good-kernels 2.0)"
+    site.install("bad-kernels", "1 / 0\n", "bad", "bad_module:KERNEL")
+    assert finding().state == "problem"
+    assert "of bad-kernels 2.0: it cannot be loaded: ZeroDivisionError" in finding().detail

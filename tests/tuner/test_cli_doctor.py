@@ -19,7 +19,7 @@ from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-CHECKS = ["database", "disk", "tokens", "service", "cache", "card", "software", "clocks", "counters"]
+CHECKS = ["database", "disk", "tokens", "service", "cache", "kernels", "card", "software", "clocks", "counters"]
 
 
 @pytest.fixture

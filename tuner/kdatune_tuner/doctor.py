@@ -18,6 +18,7 @@ from kdatune_kernels.environment import from_environment
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.transport import ServiceError
 from kdatune_kernels.transport import request
+from kdatune_kernels.tunable import registry
 from kdatune_tuner.exposure import is_loopback
 from kdatune_tuner.ncu.preflight import counters_unavailable
 from kdatune_tuner.settings import Settings
@@ -47,7 +48,7 @@ class Finding:
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """Every check, in order. A check that fails by itself is a finding, too."""
-    for check in (_database, _disk, _tokens, _service, _cache, _card, _software, _clocks, _counters):
+    for check in (_database, _disk, _tokens, _service, _cache, _kernels, _card, _software, _clocks, _counters):
         name = check.__name__.lstrip("_")
         try:
             yield check(settings)
@@ -127,6 +128,15 @@ def _cache(_settings: Settings) -> Finding:
     if not os.access(there, os.W_OK):
         return Finding("cache", "note", f"{folder} cannot be written", "set KDATUNE_CACHE_DIR to keep snapshots")
     return Finding("cache", "ok", f"{folder}")
+
+
+def _kernels(_settings: Settings) -> Finding:
+    """Kernels of others: those that are installed, and those that are registered and cannot be used."""
+    found = registry()
+    told = ", ".join(f"{name} ({one.distribution})" for name, one in sorted(found.kernels.items()))
+    if found.faults:
+        return Finding("kernels", "problem", "; ".join(found.faults.values()), "ask whoever maintains that package")
+    return Finding("kernels", "ok", f"of others: {told}" if told else "no kernel of others is installed")
 
 
 def _card(_settings: Settings) -> Finding:
