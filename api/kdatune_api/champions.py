@@ -78,7 +78,9 @@ class View:
         others: Sequence[OtherChampion] = (),
     ) -> None:
         self.gpu = gpu
-        self._others = others
+        self._others: dict[str, list[OtherChampion]] = {}
+        for one in others:
+            self._others.setdefault(one.kernel, []).append(one)
         self._other_indices: dict[str, OtherIndex] = {}
         self.generation = generation
         self._texts = texts
@@ -104,7 +106,7 @@ class View:
         index = self._other_indices.get(kernel)
         if index is None:
             installed = registry().get(kernel)
-            mine = [one for one in self._others if one.kernel == kernel]
+            mine = self._others.get(kernel, [])
             index = OtherIndex(mine, self.gpu, installed)
             if mine or installed is not None:  # a caller may make up names: what is kept is bounded
                 self._other_indices[kernel] = index
@@ -119,7 +121,8 @@ class View:
         """Write the snapshot document down, plain and compressed, once."""
         with self._lock:
             if self._snapshot is None:
-                others = [one for one in self._others if self.gpu.sameness(one.gpu) in ("exact", "silicon")]
+                of_all = (one for group in self._others.values() for one in group)
+                others = [one for one in of_all if self.gpu.sameness(one.gpu) in ("exact", "silicon")]
                 empty = Snapshot(SCHEMA, self.gpu, self.generation, others=tuple(others))
                 head = json.dumps(dump_snapshot(empty), separators=(",", ":"))
                 entries = b",".join(map(self._texts.of, self.served))

@@ -117,10 +117,15 @@ def _field(name: str) -> BeforeValidator:
 _AT_LEAST_ONE = Field(ge=1, le=MAX_DIMENSION)
 
 
+_MAX_DIGITS = 12
+
+
 def plain_int(value: Any) -> Any:
     """A query value that is digits and nothing else. Of itself pydantic reads 1_0 and 8.0 as numbers, too."""
-    if isinstance(value, str) and not (value.isascii() and value.isdigit() and len(value) <= 12):
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         raise ValueError(f"must be a whole number, not {value[:40]!r}")
+    if isinstance(value, str) and len(value) > _MAX_DIGITS:
+        raise ValueError(f"is out of range: a number of {len(value)} digits")
     return value
 
 
@@ -190,7 +195,7 @@ class ResolveQuery(GpuFacts):
     @classmethod
     def _needs(cls, values: Any) -> Any:
         """What must be there hangs on the kernel: it is marked as missing where it is, so that the error names it."""
-        if not isinstance(values, dict) or values.get("shape") is not None:
+        if not isinstance(values, dict) or "shape" in values:
             return values
         needed = ("shape",) if is_other(str(values.get("kernel", "kda"))) else ("N", "H", "T")
         return {**dict.fromkeys(needed, _MISSING), **values}
