@@ -162,12 +162,12 @@ def test_twenty_kills_change_nothing(
 
 
 def test_a_search_that_proposes_loses_and_repeats_nothing_either(tmp_path: Path, real_sweep_path: Path) -> None:
-    """With TPE the search takes another way after a kill, within the same budget."""
+    """A search that does not look at everything takes another way after a kill, within the same budget."""
     url = f"sqlite:///{tmp_path / 'kdatune.db'}"
     upgrade(url)
     engine = open_engine(url)
     with tuning(url, real_sweep_path, tmp_path / "killed", trials=50) as search:
-        hits = kill_at_random(search, 2 * 109, random.Random(6), kills=6)
+        hits = kill_at_random(search, 60, random.Random(6), kills=6)
         kept = stored(engine)
         for row_id, *key in (line.split() for line in search.lines("stored.txt")):
             assert kept[int(row_id)][:3] == tuple(key)
@@ -176,9 +176,10 @@ def test_a_search_that_proposes_loses_and_repeats_nothing_either(tmp_path: Path,
         calls = search.lines("calls.txt")
     rows = Counter(row[:3] for row in stored(engine).values())
     assert max(rows.values()) == 1
-    assert Counter((kernel, shape) for kernel, shape, _ in rows if kernel != "kda") == {
-        (kernel, shape): 50 for kernel in ("k1", "k2") for shape in SHAPES
-    }
+    stages = Counter((kernel, shape) for kernel, shape, _ in rows if kernel != "kda")
+    assert set(stages) == {(kernel, shape) for kernel in ("k1", "k2") for shape in SHAPES}
+    assert max(stages.values()) <= 50
+    assert hits >= 3
     assert len(calls) - len(rows) <= hits
     assert set(served(engine)) == set(SHAPES)
     check_whole(engine)
