@@ -69,7 +69,8 @@ def test_nothing_tuned_gives_the_default(client, helpers):
 MATCHES = {
     shape_of(1, 96, 8192): "exact",
     shape_of(1, 96, 8000): "bucket",
-    shape_of(1, 64, 8192): "nearest",
+    shape_of(1, 80, 8192): "nearest",
+    shape_of(1, 64, 8192): "default",
     shape_of(1, 96, 16384): "nearest",
     shape_of(1, 96, 8192, initial_state=False): "nearest",
     shape_of(1, 8, 256): "default",
@@ -91,6 +92,7 @@ def test_the_answer_is_that_of_match_find(client, shelf, helpers):
         assert body["config"] == to_json(expected.config)
         assert body["reason"] == expected.reason
         assert body["gpu_level"] == expected.gpu_level
+        assert body["expected_regret"] == expected.expected_regret
         assert body["requested"]["shape"] == to_json(asked)
         assert body["provenance"] is None or body["provenance"]["shape"] == to_json(expected.champion.shape)
 

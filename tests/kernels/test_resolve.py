@@ -39,6 +39,7 @@ from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import gpu_of
+from kdatune_kernels.spec import shape_of
 from kdatune_kernels.spec import to_json
 
 KEY = (0, 1, 96, 8192)

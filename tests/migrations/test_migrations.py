@@ -69,8 +69,8 @@ def test_every_constraint_and_index_has_a_name_that_postgresql_keeps_whole() -> 
 
 
 def test_numeric_columns_carry_their_unit() -> None:
-    """Floats say what they are; dimensionless ones are the gains (speed-ups, x) and the error ratios."""
-    unit = re.compile(r"_(us|pct|mhz|seconds|ratio|per_issue)$|^gain(_low|_high)?$")
+    """Floats say what they are; dimensionless ones are the gains (speed-ups, x), regrets (x) and error ratios."""
+    unit = re.compile(r"_(us|pct|mhz|seconds|ratio|regret|per_issue)$|^gain(_low|_high)?$")
     floats = [
         f"{t.name}.{c.name}" for t in Base.metadata.tables.values() for c in t.columns if c.type.python_type is float
     ]

@@ -32,7 +32,7 @@ SHAPE = parse_shape("N=1,H=96,T=8192")
 
 
 def tune(engine: Engine, backend: ReplayBackend, shape: Shape = SHAPE, **options) -> Tuned:
-    return Tuner(engine, backend, Options(**{"trials": 1000, "policy": Policy(), **options})).tune(shape)
+    return Tuner(engine, backend, Options(**{"trials": 1000, "least_gain_pct": 0.0, "policy": Policy(), **options})).tune(shape)
 
 
 def champion(engine: Engine, shape: Shape = SHAPE):
@@ -120,13 +120,25 @@ def test_nothing_is_measured_twice(engine: Engine, real_sweep: ReplayBackend) ->
     assert len({(row.kernel, row.config_hash) for row in rows}) == len(rows)
 
 
+def test_a_search_that_ended_by_itself_has_nothing_to_do_again(engine: Engine, real_sweep: ReplayBackend) -> None:
+    first = tune(engine, real_sweep, trials=300, least_gain_pct=0.02)
+    searched = {kernel: (search.sampler, search.measured) for kernel, search in first.stages.items()}
+    assert searched["k1"] == ("enumerate", 72)
+    assert searched["k2"][0] == "gp"
+    assert 20 < searched["k2"][1] < 150
+    again = tune(engine, real_sweep, trials=300, least_gain_pct=0.02)
+    assert (again.measured, again.trials) == (0, first.trials)
+    rows = measurements(engine)
+    assert len({(row.kernel, row.config_hash) for row in rows}) == len(rows)
+
+
 def test_every_trial_is_a_row_of_its_run(engine: Engine, real_sweep: ReplayBackend) -> None:
     tune(engine, real_sweep, trials=30, seed=5)
     with reading(engine) as s:
         runs = queries.page_runs(s)
     assert [(r.kernel, r.sampler, r.budget_trials, r.state) for r in runs] == [
-        ("k1", "tpe", 30, RunState.DONE),
-        ("k2", "tpe", 30, RunState.DONE),
+        ("k1", "gp", 30, RunState.DONE),
+        ("k2", "gp", 30, RunState.DONE),
         ("kda", "finalists", 9, RunState.DONE),
     ]
     assert {(r.trigger, r.backend, r.seed, r.optuna_version.split(".")[0]) for r in runs} == {
@@ -301,7 +313,7 @@ class Interrupting(ReplayBackend):
 
 @pytest.mark.parametrize(("kernel", "at", "stored"), [("k1", 17, 17), ("k2", 30, 102), ("kda", 4, 156)])
 def test_an_interrupt_keeps_what_is_finished(engine: Engine, real_sweep: ReplayBackend, kernel, at, stored) -> None:
-    tuner = Tuner(engine, Interrupting(real_sweep, kernel, at), Options(trials=80))
+    tuner = Tuner(engine, Interrupting(real_sweep, kernel, at), Options(trials=80, least_gain_pct=0.0))
     with pytest.raises(KeyboardInterrupt):
         tuner.tune(SHAPE)
     assert len(measurements(engine)) == stored

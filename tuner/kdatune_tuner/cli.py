@@ -15,6 +15,7 @@ from kdatune_kernels.errors import UsageError
 from kdatune_tuner import cli_backup
 from kdatune_tuner import cli_bench
 from kdatune_tuner import cli_doctor
+from kdatune_tuner import cli_evaluate
 from kdatune_tuner import cli_exchange
 from kdatune_tuner import cli_nightly
 from kdatune_tuner import cli_profile
@@ -51,6 +52,7 @@ cli_bench.register(app)
 cli_token.register(app)
 cli_backup.register(app)
 cli_doctor.register(app)
+cli_evaluate.register(app)
 cli_exchange.register(app)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import geometric_mean
@@ -71,6 +72,9 @@ def tune(
         int | None, typer.Option(min=1, max=1_000_000, help="configs a stage, those measured earlier included")
     ] = None,
     budget: Annotated[str | None, typer.Option(help="stop after this time, e.g. 90s, 10m")] = None,
+    gpu_budget: Annotated[
+        str | None, typer.Option(help="stop a shape's search after this time on the card, e.g. 5s")
+    ] = None,
     backend: Annotated[BackendName | None, typer.Option(help="default: gpu where a card is visible")] = None,
     recording: Annotated[Path | None, typer.Option(help="sweep file of the replay backend")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the search")] = 0,
@@ -85,12 +89,13 @@ def tune(
     other = None if kernel in OUR_KERNELS else installed(kernel)
     shapes = _shapes(shape or []) if other is None else []
     seconds = None if budget is None else parse_seconds(budget, "--budget")
+    card_seconds = None if gpu_budget is None else parse_seconds(gpu_budget, "--gpu-budget")
     if recording is not None and backend is BackendName.GPU:
         raise UsageError("--recording belongs to --backend replay")
     if workers is not None:
         if other is not None:
             raise UsageError(f"--workers shares the shapes of kda; tune {kernel} without it")
-        options = make_options(settings, kernel, trials, seed, "tune")
+        options = replace(make_options(settings, kernel, trials, seed, "tune"), gpu_seconds=card_seconds)
         name = choose_backend(backend, recording)
         announce = backend is None and recording is None
         report = tune_with_workers(
@@ -99,7 +104,7 @@ def tune(
         _show_report(report, as_json)
         return
     with database(settings.database_url) as engine:
-        options = make_options(settings, kernel, trials, seed, "tune")
+        options = replace(make_options(settings, kernel, trials, seed, "tune"), gpu_seconds=card_seconds)
         wanted: Sequence[Shape | OtherShape]
         if other is None:
             source = open_backend(backend, recording, settings)
@@ -204,6 +209,7 @@ def make_options(settings: Settings, kernel: str, trials: int | None, seed: int,
     return Options(
         kernel=kernel,
         trials=trials or settings.trials,
+        least_gain_pct=settings.least_gain_pct,
         seed=seed,
         finalists=settings.finalists,
         policy=Policy(settings.min_gain_pct, settings.unpaired_min_gain_pct, settings.confidence_pct),

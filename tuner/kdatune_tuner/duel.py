@@ -78,6 +78,8 @@ class Duel:
         self._banned = ledger.rolled_back(self._known)
         self.results: dict[WholeConfig, Result] = {}
         self.measured = 0
+        self.nearest_regret: float | None = None
+        """What the nearest answer would cost here; stored with a decision."""
 
     def take(self, pair: WholeConfig) -> Result:
         """The pair's result: the stored one, else measured and stored now."""
@@ -182,7 +184,9 @@ class Duel:
 
     def _store(self, decision: Decision, pair: WholeConfig, baseline: WholeConfig | None) -> Promotion:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id
-        generation = self._ledger.decide(decision, self._known[pair].measurement_id, baseline_id, self.default_us())
+        generation = self._ledger.decide(
+            decision, self._known[pair].measurement_id, baseline_id, self.default_us(), self.nearest_regret
+        )
         gains = (decision.gain, decision.gain_low, decision.gain_high)
         met = [p for p in (pair, baseline) if p is not None and self.results[p].ok]
         best = min(met, key=lambda p: self.results[p].median_us or 0.0, default=None)

@@ -201,7 +201,12 @@ class Ledger:
         return Known(result, measurement_id, measurement.measured_at)
 
     def decide(
-        self, decision: Decision, measurement_id: int, baseline_measurement_id: int | None, default_us: float | None
+        self,
+        decision: Decision,
+        measurement_id: int,
+        baseline_measurement_id: int | None,
+        default_us: float | None,
+        nearest_regret: float | None = None,
     ) -> int:
         """Store a decision about what is served and return its generation."""
         with uninterrupted(), writing(self.engine) as s:
@@ -219,6 +224,7 @@ class Ledger:
                 gain_high=decision.gain_high,
                 decision=decision.decision,
                 reason=decision.reason,
+                nearest_regret=nearest_regret,
             )
 
     def rolled_back(self, known: Iterable[AnyConfig]) -> set[AnyConfig]:

@@ -5,6 +5,7 @@ The study is disposable: everything measured is in our store and is told again w
 
 import math
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,9 +170,9 @@ class Proposer:
         # in random order: of equal gains the first is taken, and what is drawn at random is the first that is left
         order = random.Random(seed).sample(range(len(space)), min(len(space), _MOST_CONFIGS))  # noqa: S311 - a search
         self._configs = [space[i] for i in order]
-        self._surrogate = Surrogate(self._configs, None if guess is None else guess[order])
-        self._guessed = guess is not None
-        self._told: set[SearchConfig] = set()
+        self._guess = None if guess is None else guess[order]
+        self._surrogate = Surrogate(self._configs, self._guess)
+        self._told: dict[SearchConfig, float | None] = {}
         self._axes: dict[str, list[_Axis]] = {}
         for variant in sorted({_variant(c) for c in space}):
             self._axes[variant] = _axes([c for c in space if _variant(c) == variant], variant)
@@ -206,7 +207,7 @@ class Proposer:
         """
         if not self._surrogate.left:
             return None
-        if not self._guessed and len(self._told) < _STARTUP_TRIALS:
+        if self._guess is None and len(self._told) < _STARTUP_TRIALS:
             return next(c for c in self._configs if c not in self._told), math.inf
         gains = self._surrogate.gains()
         best = int(gains.argmax())
@@ -247,10 +248,28 @@ class Proposer:
             )
         )
 
+    def correct(self, results: Mapping[SearchConfig, Result]) -> None:
+        """Learn anew where a config was measured again since it was told. The study keeps what it was told first."""
+        again = {c: results[c].median_us for c, told in self._told.items() if results[c].median_us != told}
+        if again:
+            self._told.update(again)
+            self._surrogate = Surrogate(self._configs, self._guess)
+            for config, median_us in self._told.items():
+                self._surrogate.tell(config, median_us)
+
     def _learn(self, config: SearchConfig, result: Result) -> None:
-        self._told.add(config)
+        self._told[config] = result.median_us
         self._surrogate.tell(config, result.median_us)
 
+    @property
+    def variants(self) -> list[str]:
+        """The choices of the parameter "variant", which says what others there are."""
+        return list(self._axes)
+
+    def distributions(self, variant: str) -> dict[str, BaseDistribution]:
+        """The other parameters of a variant."""
+        return {axis.name: axis.distribution for axis in self._axes[variant]}
+
     def _distributions(self, config: SearchConfig) -> dict[str, BaseDistribution]:
-        variants: dict[str, BaseDistribution] = {"variant": CategoricalDistribution(list(self._axes))}
-        return variants | {axis.name: axis.distribution for axis in self._axes[_variant(config)]}
+        variants: dict[str, BaseDistribution] = {"variant": CategoricalDistribution(self.variants)}
+        return variants | self.distributions(_variant(config))

@@ -18,6 +18,7 @@ from kdatune_tuner.surrogate import Vector
 # Trials in a row of which too little was expected, before a search ends: what is expected goes up and down.
 _HOPELESS_TRIALS = 5
 ENUMERATE = "enumerate"
+_SUSPICIOUS_LEAD = 1.1
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Search:
     measured: int = 0
     resumed: int = 0
     gpu_seconds: float = 0.0
+    confirmed: set[SearchConfig] = field(default_factory=set)
 
     def finished(self, config: SearchConfig, result: Result) -> None:
         """Note a trial that is stored; a second time says nothing new."""
@@ -63,6 +65,14 @@ class Search:
         """Configs with outcome ok, fastest first."""
         ok = [(c, r) for c, r in self.results.items() if r.outcome is Outcome.OK and r.median_us is not None]
         return sorted(ok, key=lambda pair: pair[1].median_us or 0.0)
+
+    def suspect(self) -> SearchConfig | None:
+        """The best, where it leads the second by far and was not measured again yet."""
+        ranked = self.ranked()
+        if len(ranked) < 2 or ranked[0][0] in self.confirmed:
+            return None
+        (best, first), (_, second) = ranked[:2]
+        return best if (second.median_us or 0.0) > _SUSPICIOUS_LEAD * (first.median_us or 0.0) else None
 
     def best_us(self) -> float | None:
         return min((r.median_us for r in self.results.values() if r.ok and r.median_us is not None), default=None)
@@ -81,6 +91,7 @@ def run_search(
     budget: Budget,
     seed: int,
     guess: Vector | None = None,
+    confirm: Callable[[SearchConfig], Result] | None = None,
     storage: str | None = None,
     study_name: str | None = None,
 ) -> None:
@@ -88,6 +99,8 @@ def run_search(
 
     `seeds` come first and need not be of the space; then what is expected to gain most. `guess` is what other shapes suggest
     of each config of the space.
+    A best that leads the second by more than a tenth is measured again by `confirm`, once, and goes by what comes of that: a
+    timing that went wrong would end the search too early.
     `measure` stores what it measures, so an interrupt at any moment loses at most the trial it fell into; `search`
     then holds everything that finished.
     """
@@ -98,7 +111,11 @@ def run_search(
     def take(config: SearchConfig) -> Result:
         result = measure(config)
         search.finished(config, result)
-        return result
+        suspect = search.suspect()
+        if confirm is not None and suspect is not None:
+            search.confirmed.add(suspect)
+            search.results[suspect] = confirm(suspect)
+        return search.results[config]
 
     def may_go_on() -> bool:
         return len(search.results) < budget.trials and not (search.measured and budget.spent(search.gpu_seconds))
@@ -135,7 +152,10 @@ def _propose(
     while may_go_on() and (chosen := proposer.choose()) is not None:
         config, gain = chosen
         hopeless = hopeless + 1 if gain < least_gain else 0
-        if hopeless >= _HOPELESS_TRIALS and search.sampler != ENUMERATE:
+        # an earlier run that ended here went on for the other four
+        ended_before = search.resumed > 0 and search.measured == 0
+        if hopeless >= (1 if ended_before else _HOPELESS_TRIALS) and search.sampler != ENUMERATE:
             return
         trial = proposer.ask(config)
         proposer.tell(trial, config, take(config))
+        proposer.correct(search.results)

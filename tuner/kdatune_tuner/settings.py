@@ -29,6 +29,12 @@ class Settings(BaseSettings):
     trials: int = Field(
         default=200, ge=1, description="configs of each stage that a search measures where --trials does not say"
     )
+    least_gain_pct: float = Field(
+        default=0.02,
+        ge=0,
+        description="a search ends when five trials in a row were expected to take less than this off the best time; 0: only "
+        "its budget ends it, as it does where the trials reach for the whole space",
+    )
     trial_timeout_s: float = Field(
         default=120.0, gt=0, description="a trial that takes longer is killed and typed timeout"
     )

@@ -11,18 +11,21 @@ from dataclasses import replace
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from kdatune_kernels import match
 from kdatune_kernels.match import Champion
 from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
 from kdatune_kernels.values import OtherConfig
 from kdatune_tuner.duel import Duel
 from kdatune_tuner.duel import Promotion
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ledger import OpenRun
+from kdatune_tuner.neighbours import nearest_configs
+from kdatune_tuner.neighbours import nearest_regret
+from kdatune_tuner.neighbours import stored_guess
 from kdatune_tuner.objective import AnyConfig
 from kdatune_tuner.objective import AnyShape
 from kdatune_tuner.objective import Backend
@@ -36,11 +39,12 @@ from kdatune_tuner.search import Budget
 from kdatune_tuner.search import Search
 from kdatune_tuner.search import run_search
 from kdatune_tuner.search import sampler_for
+from kdatune_tuner.surrogate import Vector
 
 KERNELS = ("k1", "k2", "kda")
-_NEIGHBOURS = 3
 # Of the time a shape has, the part after which a stage's search stops; the rest is for the pairs.
 _SHARE = {"k1": 0.35, "k2": 0.85}
+_AGAIN = "measured again, since it led by far: the slower time"
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,14 @@ class Options:
 
     kernel: "k1" or "k2" searches one stage; "kda" searches both and decides what is served, as another kernel does.
     trials: distinct configs a stage, those measured earlier included.
+    gpu_seconds: time on the card a shape; None: no limit.
+    least_gain_pct: see search.Budget.
     """
 
     kernel: str = "kda"
     trials: int = 200
+    gpu_seconds: float | None = None
+    least_gain_pct: float = 0.02
     seed: int = 0
     finalists: int = 3
     policy: Policy = field(default_factory=Policy)
@@ -191,15 +199,9 @@ class Tuner:
 
     def _seeds(self, ledger: Ledger, shape: AnyShape) -> Sequence[WholeConfig]:
         """What is tried first: the default, the champion, the champions of the nearest shapes."""
-        seeds: list[WholeConfig] = [default_config(shape, self.backend.gpu)]
-        left = ledger.champions()
-        for _ in range(_NEIGHBOURS + 1):
-            found = match.find(left, shape, self.backend.gpu)
-            if found.champion is None:
-                break
-            seeds.append(found.config)
-            left = [c for c in left if c is not found.champion]
-        return list(dict.fromkeys(seeds))
+        assert isinstance(shape, Shape)  # noqa: S101 - of kernel kda
+        gpu = self.backend.gpu
+        return list(dict.fromkeys([default_config(shape, gpu), *nearest_configs(ledger.champions(), shape, gpu)]))
 
     def _stage(
         self,
@@ -217,7 +219,7 @@ class Tuner:
             for c in (s if isinstance(s, OtherConfig) else stage_of(s, kernel) for s in seeds)
             if self.backend.measurable(kernel, tuned.shape, c)
         ]
-        budget = Budget(self.options.trials, deadline)
+        budget = Budget(self.options.trials, deadline, self._card_seconds(kernel, tuned), self.options.least_gain_pct)
         search = tuned.stages[kernel] = Search(kernel, sampler_for(space, budget))
         self.watch.start(kernel, tuned.shape, min(budget.trials, len(space)))
         with ledger.run(
@@ -235,12 +237,43 @@ class Tuner:
                 seeds=stage_seeds,
                 known={c: k.result for c, k in ledger.known(kernel).items() if not isinstance(c, LaunchConfig)},
                 measure=self._measuring(ledger, run, kernel, search),
+                # a replay repeats itself
+                confirm=None if self.backend.name == "replay" else self._confirming(ledger, run, kernel, search),
+                guess=self._guess(ledger, kernel, space),
                 budget=budget,
                 seed=self.options.seed,
                 storage=self.options.optuna_storage,
                 study_name=f"{kernel} {tuned.shape.key()} on {self.backend.gpu.name}, run {run.id}",
             )
         return search
+
+    def _card_seconds(self, kernel: str, tuned: Tuned) -> float | None:
+        """What a stage may use of the card: its share, and what the one before it has left."""
+        if self.options.gpu_seconds is None:
+            return None
+        spent = sum(search.gpu_seconds for search in tuned.stages.values())
+        return max(0.0, self.options.gpu_seconds * _SHARE.get(kernel, _SHARE["k2"]) - spent)
+
+    def _guess(self, ledger: Ledger, kernel: str, space: Sequence[SearchConfig]) -> Vector | None:
+        """What other shapes suggest; nothing of another kernel's, whose shapes only it can compare."""
+        shape, gpu = ledger.shape, self.backend.gpu
+        if not isinstance(shape, Shape) or not space:
+            return None
+        return stored_guess(self.engine, kernel, space, shape, gpu, ledger.gpu_id, ledger.build_id)
+
+    def _confirming(
+        self, ledger: Ledger, run: OpenRun, kernel: str, search: Search
+    ) -> Callable[[SearchConfig], Result]:
+        def confirm(config: SearchConfig) -> Result:
+            first = search.results[config]
+            again = self.backend.measure(kernel, ledger.shape, config)
+            search.gpu_seconds += again.gpu_seconds
+            slower = again if again.median_us is None else max(first, again, key=lambda r: r.median_us or 0.0)
+            told = replace(slower, gpu_seconds=again.gpu_seconds, detail=slower.detail or _AGAIN)
+            ledger.add(run, kernel, config, told)
+            return told
+
+        return confirm
 
     def _measuring(self, ledger: Ledger, run: OpenRun, kernel: str, search: Search) -> Callable[[SearchConfig], Result]:
         def measure(config: SearchConfig) -> Result:
@@ -274,6 +307,8 @@ class Tuner:
         ) as run:
             tuned.run_id = run.id
             duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
+            if isinstance(shape, Shape):
+                duel.nearest_regret = nearest_regret(ledger.champions(), shape, self.backend.gpu, tuned.stages)
             if self.options.kernel == "kda":  # of another kernel the search has counted them
                 tuned.pairs = duel.results
             for pair in wanted:

@@ -222,7 +222,7 @@ class MeasurementModel(Base):
 class PromotionModel(Base):
     """One decision about what is served for (kernel, gpu, problem). Rows are only ever added.
 
-    The config is copied here, so that the history says by itself what was served.
+    The config is copied here, so that the history says by itself what was served. nearest_regret: see match.Champion.
     """
 
     __tablename__ = "promotion"
@@ -254,6 +254,7 @@ class PromotionModel(Base):
     reason: Mapped[str]
     generation: Mapped[int]
     decided_at: Mapped[datetime]
+    nearest_regret: Mapped[float | None]
 
 
 class ProfileModel(Base):

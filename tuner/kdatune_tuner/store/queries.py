@@ -289,4 +289,5 @@ def _champion(
         build=build_of_row(build),
         measured_at=rfc3339(measurement.measured_at),
         kernel=promotion.kernel,
+        nearest_regret=promotion.nearest_regret,
     )

@@ -190,12 +190,14 @@ def promote(
     gain_high: float | None,
     decision: str,
     reason: str,
+    nearest_regret: float | None = None,
 ) -> int:
     """Record a decision about a challenger and return its generation; "promoted" and "rollback" serve it from now on.
 
     Args:
         gain: speed-up over the baseline (x, > 1 is faster), with its interval gain_low..gain_high.
         decision: a `Decision`.
+        nearest_regret: what the nearest answer would have cost for the shape (time over the best, x, >= 1).
 
     Raises:
         StoreError: unknown decision; the measurement is not there or of another kernel, card or shape; or its outcome
@@ -225,6 +227,7 @@ def promote(
         gain_high=plain(gain_high),
         decision=str(decision),
         reason=plain(reason),
+        nearest_regret=plain(nearest_regret),
     )
 
 

@@ -1,0 +1,90 @@
+"""What the store knows of shapes near the one that is tuned: a search's first guess, and what the nearest answer costs."""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from sqlalchemy import Engine
+
+from kdatune_kernels import match
+from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.match import Champion
+from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Shape
+from kdatune_tuner.guess import Sweep
+from kdatune_tuner.guess import apart
+from kdatune_tuner.guess import guess_from
+from kdatune_tuner.objective import SearchConfig
+from kdatune_tuner.objective import read_config
+from kdatune_tuner.search import Search
+from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.sweeps import SweepKey
+from kdatune_tuner.store.sweeps import sweep_keys
+from kdatune_tuner.store.sweeps import sweep_times
+from kdatune_tuner.surrogate import Vector
+
+_MOST_SWEEPS = 8
+_MOST_CHAMPIONS = 4
+
+
+def nearest_configs(champions: Iterable[Champion], shape: Shape, gpu: Gpu) -> list[LaunchConfig]:
+    """What the champion of the shape and those of the nearest shapes answer, nearest first."""
+    left = list(champions)
+    configs = []
+    for _ in range(_MOST_CHAMPIONS):
+        found = match.find(left, shape, gpu)
+        if found.champion is None:
+            break
+        configs.append(found.config)
+        left = [champion for champion in left if champion is not found.champion]
+    return configs
+
+
+def stored_guess(
+    engine: Engine, kernel: str, space: Sequence[SearchConfig], shape: Shape, gpu: Gpu, gpu_id: int, build_id: int
+) -> Vector | None:
+    """What the nearest measured shapes of the card suggest of each config; None where that is too little.
+
+    Its own measurements with an earlier build are the nearest of all; those with this build are known, not guessed.
+    """
+
+    def distance(key: SweepKey) -> float:
+        # the same head sizes and dtype, as match.find wants them: else other kernels run
+        if (key.shape.K, key.shape.V, key.shape.dtype) != (shape.K, shape.V, shape.dtype):
+            return float("inf")
+        return apart(kernel, key.shape, shape, gpu)
+
+    sweeps = []
+    with reading(engine) as s:
+        keys = [k for k in sweep_keys(s, kernel, gpu_id) if k.shape != shape or k.build_id != build_id]
+        near = sorted((distance(key), i) for i, key in enumerate(keys))[:_MOST_SWEEPS]
+        for far, i in near:
+            if far < float("inf"):
+                times_us: dict[SearchConfig, float] = {}
+                for data, median_us in sweep_times(s, kernel, gpu_id, keys[i]):
+                    try:
+                        config = read_config(kernel, data)
+                    except KdatuneError:
+                        continue  # of an older vocabulary
+                    if not isinstance(config, LaunchConfig):
+                        times_us[config] = median_us
+                sweeps.append(Sweep(far, times_us))
+    return guess_from(space, sweeps)
+
+
+def nearest_regret(champions: Iterable[Champion], shape: Shape, gpu: Gpu, stages: Mapping[str, Search]) -> float | None:
+    """What the nearest answer would cost for a shape that is measured now: its time over the best (x).
+
+    None where nothing near is tuned, or where its answer was not measured here.
+    """
+    found = match.find([c for c in champions if c.shape != shape], shape, gpu)
+    if found.champion is None:
+        return None
+    answered_us = best_us = 0.0
+    for config, search in ((found.config.k1, stages["k1"]), (found.config.k2, stages["k2"])):
+        result, best = search.results.get(config), search.best_us()
+        if result is None or result.median_us is None or best is None:
+            return None
+        answered_us, best_us = answered_us + result.median_us, best_us + best
+    return max(1.0, answered_us / best_us)
