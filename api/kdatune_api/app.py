@@ -32,6 +32,7 @@ from kdatune_api.routes import rollback
 from kdatune_api.routes import snapshots
 from kdatune_kernels import __version__
 from kdatune_kernels.errors import StoreError
+from kdatune_kernels.tunable import registry
 from kdatune_tuner.exposure import refuse_strangers
 from kdatune_tuner.settings import Settings
 
@@ -85,6 +86,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         refuse_strangers(service.database.engine, listening_host(service.settings))
         service.champions.warm()
+        registry()  # what is installed is loaded, and what is broken said, before somebody asks
         yield
     except StoreError as error:
         log.critical("%s", error)
