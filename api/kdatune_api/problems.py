@@ -28,6 +28,7 @@ log = logging.getLogger("kdatune.api")
 MEDIA_TYPE = "application/problem+json"
 ABOUT_BLANK = "about:blank"
 RETRY_AFTER_SECONDS = 5
+_BAD_REQUEST = 400
 _PHRASES = {413: "Content Too Large", 414: "URI Too Long", 422: "Unprocessable Content"}
 
 # A thousand wrong demand items need not be listed one by one, nor a wrong value repeated at full length.
@@ -284,6 +285,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.scope['path'][:MAX_DETAIL_CHARS]}; see /docs",
         405: f"{request.method} is not for this path; see the Allow header",
     }
+    if error.status_code == _BAD_REQUEST and error.__cause__ is not None:  # of reading the body
+        deep = isinstance(error.__cause__, RecursionError)
+        detail = "the body is nested too deeply" if deep else "the body is not JSON in UTF-8"
+        return problem_response(request, error.status_code, detail, headers=error.headers)
     plain = error.detail == status_phrase(error.status_code)
     detail = details.get(error.status_code, error.detail) if plain else error.detail
     kind = _KIND_OF.get(error.status_code, error.status_code)

@@ -167,7 +167,8 @@ class Shape:
         if not isinstance(self.T, int) or isinstance(self.T, bool) or self.T < 0:
             raise ShapeError(f"T must be a whole number >= 0 (tokens in total), not {self.T!r}")
         if max(self.N, self.H, self.HV, self.K, self.V, self.T) > MAX_DIMENSION:
-            raise ShapeError("a dimension above 2^40 is not a shape")
+            name = next(n for n in ("N", "H", "HV", "K", "V", "T") if getattr(self, n) > MAX_DIMENSION)
+            raise ShapeError(f"{name} must be at most 2^40, not {getattr(self, name)}")
         if self.HV % self.H:
             raise ShapeError(f"HV must be a multiple of H, not HV={self.HV} with H={self.H}")
         longest = self.longest_tokens
@@ -256,6 +257,9 @@ def parse_shape(text: str) -> Shape:
     return shape_of(**values)
 
 
+_MAX_DIGITS = 15
+
+
 def parse_field(key: str, raw: str, hint: Any) -> Any:
     """One textual shape value as its typed value. Raises ShapeError naming the key."""
     if hint is bool:
@@ -269,8 +273,10 @@ def parse_field(key: str, raw: str, hint: Any) -> Any:
         return raw
     if type(None) in choices and raw.lower() == "none":
         return None
-    if not re.fullmatch(r"-?[0-9]{1,15}", raw):
+    if not re.fullmatch(r"-?[0-9]+", raw):
         raise ShapeError(f"{key} must be a whole number, not {raw!r}")
+    if len(raw) > _MAX_DIGITS:
+        raise ShapeError(f"{key} must be at most 2^40, not a number of {len(raw.lstrip('-'))} digits")
     return int(raw)
 
 

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from kdatune_api.problems import install_problem_handlers
 from kdatune_api.routes.configs import plain_query
 from kdatune_api.schemas import ResolveQuery
 from kdatune_kernels.spec import KNOWN_GPUS
@@ -111,6 +112,7 @@ def test_any_request_for_a_config(client, params):
 
 
 read = FastAPI()
+install_problem_handlers(read)  # FastAPI's own repeats what was not given, which need not be JSON
 
 
 @read.get("/read")

@@ -184,3 +184,15 @@ def test_host_and_forwarding_headers_lead_nowhere(local):
     assert response.status_code == 404
     assert "evil" not in json.dumps(dict(response.headers))
     assert socket.gethostname() not in json.dumps(dict(response.headers))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"items": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body is nested too deeply"),
+        (b'{"items": "\xff"}', "the body is not JSON in UTF-8"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(local, is_problem, body, says):
+    answer = local.post("/v1/demand", content=body, headers={"Content-Type": "application/json"})
+    assert is_problem(answer, 400)["detail"] == says

@@ -340,3 +340,13 @@ def test_a_snapshot_needs_a_file_name(run: Run, name: str) -> None:
 
 def test_a_seed_beyond_the_range_is_exit_2(run: Run) -> None:
     assert run("tune", "--backend", "replay", "--shape", KEY, "--seed", "9" * 23).returncode == 2
+
+
+def test_a_folder_that_was_deleted_is_said_and_no_traceback(environment: dict[str, str], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    relative = environment | {"KDATUNE_DATABASE_URL": "sqlite:///kdatune.db"}
+    script = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m kdatune_tuner.cli db upgrade"
+    done = subprocess.run(["sh", "-c", script], env=relative, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "kdatune: the current folder was deleted; change to one that is there\n"

@@ -139,9 +139,11 @@ def test_explain_as_json_is_one_document(url: str, engine: Engine) -> None:
 
 
 def test_explain_asks_which_card_where_several_were_profiled(url: str, engine: Engine) -> None:
-    done = kdatune(url, "explain", "--shape", SHAPE.key(), code=2)
+    done = kdatune(url, "explain", "--shape", SHAPE.key(), code=1)
     assert "has no stored profile; take one with kdatune profile --shape N=1,H=96,T=8192" in done.stderr
     store(engine)
+    done = kdatune(url, "explain", "--shape", SHAPE.key(), "--gpu", "NVIDIA H20", code=1)
+    assert "has no stored profile on NVIDIA H20; take one with kdatune profile" in done.stderr
     store(engine, KNOWN_GPUS["NVIDIA H100 80GB HBM3"])
     done = kdatune(url, "explain", "--shape", SHAPE.key(), code=2)
     assert "is profiled on NVIDIA H100 80GB HBM3, NVIDIA H200; say which with --gpu" in done.stderr

@@ -11,6 +11,7 @@ from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.recording import SweepWriter
+from kdatune_tuner.recording import _salvage
 from kdatune_tuner.recording import load_recording
 from kdatune_tuner.recording import recorded_shapes
 
@@ -139,3 +140,12 @@ def test_the_meta_row_keeps_what_it_was_made_with(tmp_path: Path, rows: list[dic
     assert to_json(recording.gpu) == rows[0]["gpu"]
     assert to_json(recording.build) == rows[0]["build"]
     assert (recording.recorded_at, recording.regime) == (rows[0]["recorded_at"], rows[0]["regime"])
+
+
+def test_a_row_that_is_nested_too_deeply_is_refused(tmp_path: Path, rows: list[dict]) -> None:
+    path = write(tmp_path / "a.jsonl", rows, packed=False)
+    with path.open("a") as out:
+        out.write("[" * 100_000 + "]" * 100_000 + "\n")
+    with pytest.raises(RecordingError, match="row 2046 is nested too deeply"):
+        load_recording(path)
+    assert list(_salvage(path)) == rows

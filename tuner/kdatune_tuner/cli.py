@@ -3,6 +3,7 @@
 A known error never comes with a traceback.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -54,10 +55,10 @@ cli_backup.register(app)
 cli_doctor.register(app)
 cli_evaluate.register(app)
 cli_exchange.register(app)
-
-
 cli_nightly.register(app)
 cli_regressions.register(app)
+
+
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"kdatune {__version__}")
@@ -80,6 +81,19 @@ def main() -> None:
     except KdatuneError as error:
         sys.stderr.write(f"kdatune: {error}\n")
         sys.exit(2 if isinstance(error, UsageError | ShapeError) else 1)
+    except FileNotFoundError:
+        if _has_folder():
+            raise
+        sys.stderr.write("kdatune: the current folder was deleted; change to one that is there\n")
+        sys.exit(1)
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

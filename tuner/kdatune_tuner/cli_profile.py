@@ -11,6 +11,7 @@ from rich.table import Table
 from sqlalchemy import Engine
 
 from kdatune_kernels.errors import ConfigError
+from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Gpu
@@ -140,6 +141,8 @@ def read_also(text: str, shape: Shape, gpu: Gpu) -> LaunchConfig:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"--also is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UsageError("--also is nested too deeply") from error
     base = to_json(default_config(shape, gpu))
     try:
         return from_json(LaunchConfig, base | data if isinstance(data, dict) else data, strict=False)
@@ -158,6 +161,8 @@ def explain(
         card = _profiled_card(engine, wanted, gpu)
         with reading(engine) as s:
             why = explain_shape(s, card, wanted)
+    if not why.subjects:
+        raise _no_profile(wanted, f" on {card.name}")
     if as_json:
         print_json(why.to_json())
         return
@@ -169,6 +174,11 @@ def explain(
     _print_sentences(console, why)
 
 
+def _no_profile(shape: Shape, where: str = "") -> KdatuneError:
+    key = shape.key()
+    return KdatuneError(f"{key} has no stored profile{where}; take one with kdatune profile --shape {key}")
+
+
 def _profiled_card(engine: Engine, shape: Shape, name: str | None) -> Gpu:
     if name is not None:
         return known_gpu(name, engine)
@@ -176,7 +186,7 @@ def _profiled_card(engine: Engine, shape: Shape, name: str | None) -> Gpu:
         cards = profiled_gpus(s, shape)
     names = sorted({card.name for card in cards})
     if not cards:
-        raise UsageError(f"{shape.key()} has no stored profile; take one with kdatune profile --shape {shape.key()}")
+        raise _no_profile(shape)
     if len(names) > 1:
         raise UsageError(f"{shape.key()} is profiled on {', '.join(names)}; say which with --gpu")
     return cards[-1]

@@ -212,7 +212,10 @@ def export_snapshot(
     gpu: GpuOption,
     out_file: Annotated[Path, typer.Option("--out", help="the snapshot file")],
 ) -> None:
-    """Write every champion of a GPU model as one snapshot document, as the service serves it."""
+    """Write the champions of exactly this GPU model as one snapshot document.
+
+    The service serves it those of other models of the same silicon as well; they go into files of their own.
+    """
     if not out_file.name or out_file.is_dir():
         raise UsageError(f"--out must name a file, not {str(out_file)!r}")
     with database(read_settings().database_url) as engine:

@@ -149,6 +149,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Json]]:
         raise RecordingError(f"{path}: unreadable after row {number}: {error}") from error
     except json.JSONDecodeError as error:
         raise RecordingError(f"{path}: row {number} is not JSON ({error}); the file is truncated or damaged") from error
+    except RecursionError as error:
+        raise RecordingError(f"{path}: row {number} is nested too deeply; this is not a kdatune sweep") from error
 
 
 def read_meta(path: Path, row: Json) -> Recording:
@@ -274,7 +276,7 @@ def _salvage(part: Path) -> Iterator[Json]:
         for line in lines:
             try:
                 row: Any = json.loads(line)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 return
             if not isinstance(row, dict):
                 return
