@@ -125,7 +125,10 @@ def test_one_stage(replay: Run, kernel: str) -> None:
         (["--shape", "N=1,H=96,T=-1"], "T must be a whole number >= 0"),
         (["--shape", "N=1,H=96,T=0"], "has no tokens"),
         (["--shape", "N=1,H=96"], "lacks T"),
-        (["--shape", "N=1,H=96,T=8192", "--kernel", "k9"], "'k9' is not one of 'k1', 'k2', 'kda'"),
+        (
+            ["--shape", "N=1,H=96,T=8192", "--kernel", "k9"],
+            "no kernel 'k9': no installed package registers it under kdatune.kernels; known: k1, k2, kda",
+        ),
         (["--shape", "N=1,H=96,T=8192", "--trials", "0"], "--trials"),
         (["--shape", "N=1,H=96,T=8192", "--budget", "soon"], "--budget must be a time above 0"),
         (["--shape", "N=1,H=96,T=8192", "--budget", "0s"], "--budget must be a time above 0"),
