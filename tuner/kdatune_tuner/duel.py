@@ -21,6 +21,7 @@ from kdatune_tuner.promote import Contender
 from kdatune_tuner.promote import Decision
 from kdatune_tuner.promote import Policy
 from kdatune_tuner.promote import decide
+from kdatune_tuner.search import SUSPICIOUS_LEAD
 from kdatune_tuner.store.records import Decision as Verdict
 
 
@@ -114,6 +115,7 @@ class Duel:
             if self._may_run(champion.config):
                 return Promotion("kept", "the champion is not recorded here, so nothing can be compared with it")
             self._champion = None  # no launcher takes it any more
+        self._confirm()
         incumbent = self._incumbent()
         measured = self._champion is not None and not self.results[incumbent].estimated
         for challenger in self._ranked():
@@ -125,6 +127,18 @@ class Duel:
             if promotion is not None:
                 return promotion
         return Promotion("kept", "no challenger ran again beside the champion")
+
+    def _confirm(self) -> None:
+        """A best that leads by far is measured again, once, and goes by the slower time: one timing may have gone wrong."""
+        confirmed: set[WholeConfig] = set()
+        while len(ranked := self._ranked()) > 1 and ranked[0] not in confirmed:
+            first, second = (self.results[pair] for pair in ranked[:2])
+            if (second.median_us or 0.0) <= SUSPICIOUS_LEAD * (first.median_us or 0.0):
+                return
+            again = self._backend.measure_pair(self._ledger.shape, ranked[0])
+            confirmed.add(ranked[0])
+            slower = again if again.median_us is None else max(again, first, key=lambda r: r.median_us or 0.0)
+            self._keep(ranked[0], replace(slower, gpu_seconds=again.gpu_seconds))
 
     def _may_run(self, config: WholeConfig) -> bool:
         """Whether a launcher would still take it."""

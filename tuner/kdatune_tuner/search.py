@@ -18,7 +18,8 @@ from kdatune_tuner.surrogate import Vector
 # Trials in a row of which too little was expected, before a search ends: what is expected goes up and down.
 _HOPELESS_TRIALS = 5
 ENUMERATE = "enumerate"
-_SUSPICIOUS_LEAD = 1.1
+SUSPICIOUS_LEAD = 1.1
+"""A best that is faster than the second by more is measured again."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Search:
         if len(ranked) < 2 or ranked[0][0] in self.confirmed:
             return None
         (best, first), (_, second) = ranked[:2]
-        return best if (second.median_us or 0.0) > _SUSPICIOUS_LEAD * (first.median_us or 0.0) else None
+        return best if (second.median_us or 0.0) > SUSPICIOUS_LEAD * (first.median_us or 0.0) else None
 
     def best_us(self) -> float | None:
         return min((r.median_us for r in self.results.values() if r.ok and r.median_us is not None), default=None)
