@@ -61,9 +61,9 @@ def recurrent_kda(
         inplace_final_state: write final states into initial_state, rounded to its dtype.
         ssm_state_indices: initial_state is a pool [slots, HV, ...] and a sequence's state lies in slot [n], int32 or int64
             [N]. With [N, S], S >= T, the state after token t goes to slot [n, t], and the first state is the one of token
-            num_accepted_tokens[n] - 1, of token 0 without it; that needs inplace_final_state. A slot below 0, or null_slot,
-            is padding: outputs are 0 and no state is touched. A slot past the pool gives outputs of NaN. Two sequences must
-            not share a slot.
+            num_accepted_tokens[n] - 1, of token 0 without it; that needs inplace_final_state. Of a longer packed sequence
+            the tokens past S leave no state. A slot below 0, or null_slot, is padding: outputs are 0 and no state is
+            touched. A slot past the pool gives outputs of NaN. Two sequences must not share a slot.
         null_slot: one more slot that means padding, such as 0 where a pool never hands out its first.
         out: [B, T, HV, V] as v, contiguous, to write into.
 
@@ -114,7 +114,7 @@ def recurrent_kda(
     if output_final_state and ht is None:
         sizes = (V, K) if state_v_first else (K, V)
         ht = torch.empty(N, HV, *sizes, dtype=torch.float32, device=q.device)
-    if q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
+    if N and q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
             _launch(step, ht, N)
     elif N:
