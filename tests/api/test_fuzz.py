@@ -67,6 +67,7 @@ PATHS = [
     "/v1/profiles",
     "/v1/gpus",
     "/v1/demand",
+    "/v1/regressions",
 ]
 PATHS += [
     "/v1/snapshots/NVIDIA%20H200",

@@ -39,6 +39,8 @@ PAGES = (
     f"/studies/{KEY}",
     "/waves",
     f"/trends/{KEY}",
+    "/trends/regressions",
+    "/nights",
     "/compare",
 )
 
@@ -282,9 +284,36 @@ def _numbers(values):
 
 
 ADDRESSES = st.sampled_from(
-    ("/", "/configs", "/profiles", "/studies", "/waves", "/trends", "/trends/regressions", "/compare", "/charts/waves")
+    (
+        "/",
+        "/configs",
+        "/profiles",
+        "/studies",
+        "/waves",
+        "/trends",
+        "/trends/regressions",
+        "/trends/regressions/1",
+        "/nights",
+        "/nights/1",
+        "/compare",
+        "/charts/waves",
+    )
 )
-NAMES = ("gpu", "q", "dtype", "varlen", "status", "sort", "page", "download", "stage", "kernel", "state", "trigger")
+NAMES = (
+    "gpu",
+    "q",
+    "dtype",
+    "varlen",
+    "status",
+    "sort",
+    "page",
+    "download",
+    "stage",
+    "kernel",
+    "state",
+    "trigger",
+    "served",
+)
 VALUES = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
@@ -306,7 +335,7 @@ def test_no_address_breaks_a_page(tuned, path, query):
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    page=st.sampled_from(("configs", "profiles", "studies", "trends")),
+    page=st.sampled_from(("configs", "profiles", "studies", "trends", "trends/regressions", "nights")),
     gpu=st.one_of(st.text(max_size=20), st.just("NVIDIA H200")),
     shape=st.one_of(st.text(max_size=30), st.sampled_from(("N=1,H=96,T=8192", "T=1,H=2,N=3", "N=1,H=1,T=0"))),
 )

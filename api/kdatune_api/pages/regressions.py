@@ -188,8 +188,8 @@ def regression(
 
 def _sides(row: RegressionRow, query: ViewQuery) -> Table:
     sides = (
-        ("the last fast night", row.before_us, row.last_good_at, row.measurement_before_id, row.build_before_id),
-        ("the first slow night", row.after_us, row.began_at, row.measurement_after_id, row.build_after_id),
+        ("up to the last fast night", row.before_us, row.last_good_at, row.measurement_before_id, row.build_before_id),
+        ("from the first slow night on", row.after_us, row.began_at, row.measurement_after_id, row.build_after_id),
     )
     rows = [
         [
