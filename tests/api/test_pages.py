@@ -522,6 +522,16 @@ def test_a_slower_config_that_was_promoted_is_no_regression(client, shelf, six_n
     assert newest["changes"].startswith(f"config {digest(other)[:8]} instead of {digest(six_nights)[:8]}")
 
 
+def test_a_search_that_retention_thinned_says_what_it_measured_and_what_is_kept(client, shelf):
+    run = shelf.run()
+    shelf.measure(run_id=run)
+    with writing(shelf.engine) as s:
+        writes.finish_run(s, run, outcome_counts={"ok": 4, "timeout": 1}, gpu_seconds=1.0, state="done")
+    (row,) = items(client, "/studies", "runs")
+    assert (row["trials"], row["failures"]) == (5, 1)
+    assert "5 <small>1 kept</small>" in text(client, "/studies")
+
+
 def test_nights_are_listed_and_each_has_its_report(client, a_night):
     assert "kdatune nightly" in text(client, "/nights")
     first, second = a_night(), a_night(exit_code=0, findings=[], machine_ratio=1.002)

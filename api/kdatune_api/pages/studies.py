@@ -156,8 +156,10 @@ def run_table(s: Session, wanted: RunFilter, query: ViewQuery) -> Table:
     return make_table(RUNS_SPEC, query, QuerySource(count_runs(s, wanted), fetch, make))
 
 
-def _run_cells(run: RunRow, count: int, best_us: float | None) -> list[Cell]:
+def _run_cells(run: RunRow, kept: int, best_us: float | None) -> list[Cell]:
+    """kept: how many of its measurements are still stored (retention thins old ones); best_us: of these."""
     key = run.shape.key()
+    measured = kept if run.outcome_counts is None else max(kept, sum(run.outcome_counts.values()))
     failed = sum(n for outcome, n in (run.outcome_counts or {}).items() if outcome != Outcome.OK)
     path = path_of("studies", run.gpu_name, key)
     other = is_other(run.kernel)  # the page of a study knows KDA's configs only
@@ -170,7 +172,7 @@ def _run_cells(run: RunRow, count: int, best_us: float | None) -> list[Cell]:
         Cell(run.gpu_name),
         Cell(run.trigger),
         Cell(run.sampler),
-        Cell(count, text.integer(count)),
+        Cell(measured, text.integer(measured), note=f"{text.integer(kept)} kept" if kept < measured else ""),
         Cell(best_us, text.us(best_us)),
         Cell(failed, text.integer(failed)),
         Cell(run.gpu_seconds, text.number(run.gpu_seconds)),
