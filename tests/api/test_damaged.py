@@ -13,6 +13,7 @@ from kdatune_tuner.store import writes
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import report_quarantine
+from kdatune_tuner.store.night import start_night
 from kdatune_tuner.store.records import NewProfile
 
 HTML = {"Accept": "text/html"}
@@ -146,3 +147,23 @@ def test_a_search_resumes_without_it(shelf, broken):
         known = queries.measured(s, "kda", 1, 1, 1)
     assert len(known) == 3
     assert all(json.loads(row.config_json) for row in known.values())
+
+
+def test_a_night_whose_report_is_damaged_says_so(client, shelf, helpers):
+    with writing(shelf.engine) as s:
+        start_night(
+            s,
+            gpu_id=writes.put_gpu(s, helpers.H200),
+            build_id=writes.put_build(s, helpers.BUILD),
+            backend="gpu",
+            host="tuner-1",
+            budget_seconds=60.0,
+            report={"format": 1},
+        )
+    if shelf.engine.dialect.name == "sqlite":
+        with shelf.engine.begin() as connection:
+            connection.execute(text("UPDATE night SET report = '{'"))
+    assert client.get("/nights", headers=HTML).status_code == 200
+    page = client.get("/nights/1", headers=HTML)
+    assert page.status_code == 200
+    assert ("is damaged" in page.text) == (shelf.engine.dialect.name == "sqlite")
