@@ -5,13 +5,13 @@ python benchmarks/tuning_on_a_card.py --fake ...      the same on a made-up card
 
 Steps, each with its goal; what is finished is in the file at once, a step that fails takes no other down:
 
-    sweep       the nineteen shapes of a recorded sweep, from an empty database and an empty compile cache: <= 240 s
-    shape       a new shape tuned, checked and promoted, the compile cache warm from other shapes: <= 15 s, start included
     rate        timed trials a second of configs that are compiled, through the child process and into the store: >= 50
     tie         a config against itself under another label, 20 paired runs: a tie in >= 19
     lethal      a store out of bounds, an endless kernel, an abort, too much shared memory, a wrong winner: the card is usable
                 afterwards and its memory back within 1 MiB
     isolation   three shapes in one process are as fast as in a process of their own: within 3 %
+    shape       a new shape tuned, checked and promoted, the compile cache warm from other shapes: <= 15 s, start included
+    sweep       the nineteen shapes of a recorded sweep, from an empty database and an empty compile cache: <= 240 s
 
 Exit code 0: every goal of the steps that ran is met.
 """
@@ -34,6 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kdatune_kernels.gpu import nvml_handle
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -109,11 +110,7 @@ def used_bytes() -> int | None:
         import pynvml
 
         pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        by_index = visible.isdigit()
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(visible)
-        )
+        handle = nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     return None
 
@@ -326,12 +323,12 @@ def step_isolation(bench: Bench) -> Answer:
 
 
 STEPS: dict[str, Callable[[Bench], Answer]] = {
-    "sweep": step_sweep,
-    "shape": step_shape,
     "rate": step_rate,
     "tie": step_tie,
     "lethal": step_lethal,
     "isolation": step_isolation,
+    "shape": step_shape,
+    "sweep": step_sweep,
 }
 
 

@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import importlib.metadata
+import os
 import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
+from typing import Any
 
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.identity import PROTOCOL
@@ -109,13 +111,34 @@ def current_build() -> Build:
     )
 
 
-def clock_state(index: int = 0) -> tuple[int | None, str | None]:
+def nvml_handle(nvml: Any, visible: str | None) -> Any:
+    """NVML's handle of the first card that CUDA shows to a process with this CUDA_VISIBLE_DEVICES (None: not set).
+
+    NVML itself lists all cards whatever the variable says: on a host of several, index 0 is another worker's card.
+    """
+    first = (visible or "0").split(",")[0].strip()
+    if first.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(first))
+    if first.startswith("MIG-"):  # an instance has no clock of its own
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(first))
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(first):  # CUDA takes a shortened one, NVML does not
+            return handle
+    raise UsageError(f"CUDA_VISIBLE_DEVICES={visible!r} names no card")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def clock_state() -> tuple[int | None, str | None]:
     """SM clock in MHz and the active throttle reasons as text; None where NVML does not say. Read only."""
     with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
         clock = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
         bits = int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         names = {

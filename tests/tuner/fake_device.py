@@ -44,7 +44,7 @@ def current_build():
     return Build("fake", os.environ.get("KDATUNE_FAKE_SPACE", "fake"), "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
 
 
-def clock_state(index=0):
+def clock_state():
     return 1410, "none"
 
 

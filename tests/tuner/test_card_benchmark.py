@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning_on_a_card.py"
 
 
 def test_every_quick_step_runs_without_a_card(tmp_path: Path) -> None:
-    steps = ["shape", "rate", "tie", "lethal", "isolation"]
+    steps = ["rate", "tie", "lethal", "isolation", "shape"]
     command = [sys.executable, str(SCRIPT), "--fake", "--steps", ",".join(steps), "--out", str(tmp_path / "out.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert "Traceback" not in done.stderr
@@ -29,4 +29,4 @@ def test_an_unknown_step_is_wrong_usage() -> None:
         [sys.executable, str(SCRIPT), "--steps", "nonsense"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "unknown step(s) nonsense; there are sweep, shape, rate, tie, lethal, isolation" in done.stderr
+    assert "unknown step(s) nonsense; there are rate, tie, lethal, isolation, shape, sweep" in done.stderr

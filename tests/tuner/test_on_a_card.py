@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kdatune_kernels.gpu import nvml_handle
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.backend_gpu import GpuBackend
@@ -56,12 +57,7 @@ def used_bytes() -> int:
     import pynvml
 
     pynvml.nvmlInit()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    handle = (
-        pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-        if visible.isdigit()
-        else pynvml.nvmlDeviceGetHandleByUUID(visible)
-    )
+    handle = nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
