@@ -224,7 +224,7 @@ def test_every_number_carries_its_unit():
     """Dimensions, ids, counts, ratios and generations are numbers without one; all others say theirs in their name."""
     units = ("_us", "_pct", "_bytes", "_seconds", "_mhz", "_count", "_id", "_warps", "_trials")
     plain = {"id", "generation", "seed", "registers", "spills", "gain", "gain_low", "gain_high", "status", "schema"}
-    ratios = {"o_error_ratio", "state_error_ratio", "barrier_stall_per_issue", "expected_regret"}
+    ratios = {"o_error_ratio", "state_error_ratio", "barrier_stall_per_issue", "expected_regret", "nearest_regret"}
     knobs = {"K1Config", "K2Config", "Shape", "Gpu"}  # fields of kdatune_kernels.spec, named there
     for name, schema in json.loads(OPENAPI.read_text())["components"]["schemas"].items():
         for key, value in schema.get("properties", {}).items():
