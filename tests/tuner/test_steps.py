@@ -1,5 +1,7 @@
 """Steps in nightly times: found where they are, with the right date; quiet series, outliers and slow machines give none."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC
 from datetime import datetime
@@ -180,3 +182,9 @@ def test_a_reference_within_its_noise_says_nothing() -> None:
 def test_a_reference_of_other_nights_says_nothing() -> None:
     reference = [Point(1.08, FIRST - timedelta(days=30 + n)) for n in range(8)]
     assert judge(points([600.0] * 8 + [648.0] * 6), reference).machine == ()
+
+
+def test_commands_do_not_wait_for_what_only_a_look_needs() -> None:
+    told = "import sys, kdatune_tuner.cli; print(sorted({'ruptures', 'scipy.stats'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"

@@ -48,7 +48,7 @@ def show(
     """
     if context.invoked_subcommand is not None:
         return
-    from kdatune_tuner.regressions import look  # scipy takes a second to load
+    from kdatune_tuner.regressions import look  # ruptures takes two seconds to load
 
     settings = read_settings()
     with database(settings.database_url) as engine:

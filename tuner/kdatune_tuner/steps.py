@@ -17,8 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import ruptures
-from scipy import special
 
 MIN_BEFORE = 4
 """Nights a level must have lasted to be one that something can be slower than."""
@@ -210,6 +208,8 @@ def _despiked(scaled: Floats) -> Floats:
 
 def _cuts(scaled: Floats, start: int, end: int, rules: Rules, noise_pct: float) -> list[int]:
     """The first index of every new level between start and end: the fewest cuts that all count, then those within them."""
+    import ruptures  # takes two seconds to load, and every command would wait for it
+
     part = scaled[start:end]
     algorithm = ruptures.KernelCPD(kernel="linear", min_size=MIN_AFTER)
     for count in range(1, min(_MAX_CUTS, len(part) // MIN_AFTER - 1) + 1):
@@ -244,6 +244,8 @@ def _confidence(levels: Sequence[Floats], index: int, noise_pct: float) -> float
     A t test: sigma from the spread within all levels and what is known of the card, the variance of a mean that of a
     first-order autoregression, the number of places by Bonferroni. 0 where the two are within _MIN_SIGMAS.
     """
+    from scipy import special
+
     before, after = levels[index], levels[index + 1]
     length = sum(len(level) for level in levels)
     freedom = length - len(levels)
