@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from sqlalchemy import Engine
 
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.spec import Json
@@ -48,6 +49,9 @@ from kdatune_tuner.record import Recorder
 from kdatune_tuner.recording import SHIPPED
 from kdatune_tuner.recording import recorded_shapes
 from kdatune_tuner.settings import Settings
+from kdatune_tuner.store import queries
+from kdatune_tuner.store.engine import reading
+from kdatune_tuner.store.staleness import marked
 from kdatune_tuner.tune import Options
 from kdatune_tuner.tune import Tuned
 from kdatune_tuner.tune import Tuner
@@ -108,7 +112,7 @@ def tune(
         wanted: Sequence[Shape | OtherShape]
         if other is None:
             source = open_backend(backend, recording, settings)
-            wanted = shapes or source.default_shapes()
+            wanted = shapes or stale_first(engine, source)
         else:
             source = other_backend(other, backend is BackendName.REPLAY, recording, settings)
             wanted = other_shapes(other, shape or [], source)
@@ -180,6 +184,16 @@ def _shapes(texts: Sequence[str]) -> list[Shape]:
     if empty:
         raise UsageError(f"{empty[0]} has no tokens: there is nothing to measure")
     return list(dict.fromkeys(shapes))
+
+
+def stale_first(engine: Engine, source: Backend) -> list[Shape]:
+    """The backend's shapes, after those whose champion was measured with another build than today's, oldest first."""
+    shapes = source.default_shapes()
+    with reading(engine) as s:
+        champions = queries.champions(s, source.gpu)
+    stale = [c.shape for c in marked(champions, in_use=source.build) if c.stale_reason is not None]
+    # a recording holds its own shapes only
+    return list(dict.fromkeys([*(s for s in stale if source.name == "gpu" or s in shapes), *shapes]))
 
 
 def open_backend(name: BackendName | None, recording: Path | None, settings: Settings) -> Backend:

@@ -178,8 +178,10 @@ class Duel:
         promotion = self._store(decision, challenger, incumbent if stands else None)
         if not self.results[challenger].ok:
             return None
-        if decision.decision is not Verdict.PROMOTED and stands and not served:
-            return self._stays(incumbent)  # no clear gain over the default: the default becomes the champion
+        stale = self._champion is not None and self._champion.build != self._backend.build
+        if decision.decision is not Verdict.PROMOTED and stands and (not served or stale):
+            # no clear gain over the default: the default becomes the champion; over a stale champion: it is no longer stale
+            return self._stays(incumbent)
         return promotion
 
     def _together(self, challenger: WholeConfig, incumbent: WholeConfig) -> tuple[Contender, Contender]:
