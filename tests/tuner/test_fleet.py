@@ -290,6 +290,19 @@ def test_a_budget_is_shared_out(local: Bench) -> None:
         assert rows == {"k1", "k2", "kda"}
 
 
+def test_a_budget_does_not_wait_for_others_beyond_its_end(local: Bench) -> None:
+    alike = ["--workers", "1", "--kernel", "k2"]
+    other = local.start(*alike, shapes=SHAPES[:1], SLOW_SECONDS="2")
+    local.until(2)
+    document, _ = finished(local.start(*alike, "--budget", "1s", shapes=SHAPES[:1]), 0)
+    (left,) = document["elsewhere"]
+    assert left["reason"].endswith(" is at it")
+    assert (document["results"], document["unfinished"]) == ([], [])
+    other.send_signal(signal.SIGINT)
+    finished(other, 130)
+    assert local.repeated() == 0
+
+
 @pytest.fixture
 def three_cards(tmp_path: Path) -> dict[str, str]:
     """A host with two cards of one model and one of another, measured on fake_device.py."""

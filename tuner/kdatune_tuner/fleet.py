@@ -92,7 +92,7 @@ class Report:
 
     results: the documents (Tuned.to_json()) of what was tuned here, also of what an interrupt cut short, with the worker's
         number; in the order of the items. Cards of several models give a document each.
-    elsewhere: tuned by workers of other commands. failed: no worker can tune it. unfinished: left.
+    elsewhere: tuned by workers of other commands, or still held by them. failed: no worker can tune it. unfinished: left.
     crashes: workers that could not go on, by number, and how they ended.
     """
 
@@ -293,9 +293,10 @@ class _Fleet:
                 self._report.elsewhere.append(Left(shape, kind.gpu, f"tuned by {key.owner}"))
             elif key.state is ClaimState.FAILED:
                 self._report.failed.append(Left(shape, kind.gpu, str(key.detail)))
+            elif key.state is ClaimState.HELD and not key.free:
+                self._report.elsewhere.append(Left(shape, kind.gpu, f"{key.owner} is at it"))
             elif key.state is not ClaimState.DONE and shape not in done:
-                held = f"{key.owner} holds it" if key.state is ClaimState.HELD and not key.free else None
-                self._report.unfinished.append(Left(shape, kind.gpu, held or key.detail or "no worker is left"))
+                self._report.unfinished.append(Left(shape, kind.gpu, key.detail or "no worker is left"))
 
     def _free(self, member: Member, how: str | None) -> None:
         """What a dead worker held goes to the others at once; were this host to die, its lease would end."""

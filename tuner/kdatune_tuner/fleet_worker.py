@@ -157,7 +157,7 @@ class FleetWorker:
         emit("hello", gpu=backend.gpu.name, since=self._since.isoformat(), **facts)
 
     def run(self) -> None:
-        """Tune until no key is left; while others hold the last ones, wait: they may die.
+        """Tune until no key is left; while others hold the last ones, wait until the deadline: they may die.
 
         Raises:
             DeviceError: the card cannot be used any more. The key is free again.
@@ -173,6 +173,9 @@ class FleetWorker:
                 standing = claims.standing(s, self._keys, self._since)
             if not any(key.free or key.state is ClaimState.HELD for key in standing):
                 break
+            deadline_s = self._work.deadline_s
+            if deadline_s is not None and time.monotonic() >= deadline_s and not any(key.free for key in standing):
+                break  # what others are at is theirs
             self._backend.close()  # others work: the card is not kept from anybody
             time.sleep(pause_s)
         self._emit("nothing left")
