@@ -157,6 +157,20 @@ def test_a_file_without_times_of_day_is_stored_once(engine):
             assert put_imported(s, found, "t4") == expected
 
 
+def test_a_text_that_no_database_keeps_is_stored_once(engine):
+    odd = [replace(rows("k2")[4], values=rows("k2")[4].values | {"detail": "a\x00b\ud800"})]
+    for expected in ((1, 0), (0, 1)):
+        with writing(engine) as s:
+            assert put_imported(s, odd, "t4") == expected
+
+
+def test_a_time_beyond_all_numbers_is_refused(tmp_path):
+    text = json.dumps(exchange_t4.dump(rows("k2"), "k2", H200)).replace("7.0", "1e400")
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(ExchangeError, match="results/3/measurements/0/value"):
+        exchange_t4.load(read_document(tmp_path / "file.json"), Told())
+
+
 def changed(change: dict[str, Any]) -> Any:
     document = read_document(DATA / "kernel-tuner-1.5.0.json")
     document["results"][0] |= change
@@ -176,6 +190,9 @@ def changed(change: dict[str, Any]) -> Any:
         ({"measurements": [{"name": "time", "value": -1.0, "unit": "ms"}]}, "result 0: time=-1.0 is not a time"),
         ({"measurements": [{"name": "time", "value": 0.3, "unit": "GFLOP/s"}]}, "unit 'GFLOP/s' is no unit of time"),
         ({"measurements": [{"name": "smem_bytes", "value": 3, "unit": "KiB"}]}, "smem_bytes is in 'KiB', not in 'B'"),
+        ({"measurements": [{"name": "registers", "value": 3.5, "unit": ""}]}, "registers cannot be '3.5'"),
+        ({"measurements": [{"name": "p20_us", "value": [1.0], "unit": "us"}]}, "p20_us cannot be '[1.0]'"),
+        ({"measurements": [{"name": "regime", "value": 3, "unit": ""}]}, "regime cannot be '3'"),
         ({"correctness": 0}, "its invalidity says correct, its correctness is 0"),
         ({"timestamp": "yesterday"}, "timestamp 'yesterday' is none of ISO 8601"),
         ({"timestamp": "2026-11-29 21:14:03"}, "has no time zone"),

@@ -34,6 +34,7 @@ from kdatune_tuner.exchange import refuse_illegal
 from kdatune_tuner.exchange import settle
 from kdatune_tuner.exchange import us_of
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.checks import COUNT_FIELDS
 
 VERSION = "1.0.0"
 OBJECTIVE = "median_us"
@@ -77,6 +78,11 @@ _UNITS = {
     "regime": "",
     "detail": "",
 }
+
+
+_TYPES: dict[str, type] = dict.fromkeys(COUNT_FIELDS, int) | dict.fromkeys(
+    ("throttle_reasons", "regime", "detail"), str
+)
 
 
 def dump(rows: Iterable[Traded], kernel: str, gpu: Gpu) -> Json:
@@ -207,7 +213,9 @@ def _values(result: Json, timeunit: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for one in result.get("measurements", []):
         name, value = one.get("name"), one.get("value")
-        if name in _UNITS and isinstance(value, str) == (name in ("throttle_reasons", "regime", "detail")):
+        if name in _UNITS and value != "":  # which Kernel Tuner writes where nothing was measured
+            if not isinstance(value, _TYPES.get(name, float | int)):
+                raise ExchangeError(f"{name} cannot be {str(value)[:40]!r}")
             if one.get("unit", "") != _UNITS[name]:
                 raise ExchangeError(f"{name} is in {one.get('unit')!r}, not in {_UNITS[name]!r}")
             values[name] = value

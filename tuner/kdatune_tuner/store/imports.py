@@ -24,6 +24,7 @@ from kdatune_tuner.exchange import CONFIG_TYPES
 from kdatune_tuner.exchange import Traded
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store import writes
+from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import build_of_row
 from kdatune_tuner.store.convert import kda_shape_of_row
 from kdatune_tuner.store.models import BuildModel
@@ -56,9 +57,12 @@ def put_imported(s: Session, found: Sequence[Traded], source: str) -> tuple[int,
     runs: dict[tuple[str, int, int], int] = {}
     outcomes: dict[int, Counter[str]] = {}
     known = 0
+    gpu_ids = {gpu: writes.put_gpu(s, _gpu(s, gpu)) for gpu in {one.gpu for one in found}}
+    build_ids = {build: writes.put_build(s, build) for build in {one.build for one in found}}
+    problems = {(one.kernel, one.shape) for one in found}
+    problem_ids = {problem: writes.put_problem(s, *problem) for problem in problems}
     for one in found:
-        gpu_id = writes.put_gpu(s, _gpu(s, one.gpu))
-        problem_id, build_id = writes.put_problem(s, one.kernel, one.shape), writes.put_build(s, one.build)
+        gpu_id, build_id, problem_id = gpu_ids[one.gpu], build_ids[one.build], problem_ids[one.kernel, one.shape]
         values = {name: value for name, value in one.values.items() if value is not None}
         columns: dict[str, Any] = values | {
             "kernel": one.kernel,
@@ -143,4 +147,5 @@ def _is_known(s: Session, new: NewMeasurement, *, timed: bool) -> bool:
         *(getattr(MeasurementModel, name) == getattr(new, name) for name in _IDS if name != "run_id")
     )
     names = [name for name in MEASUREMENT_FIELDS if name not in _IDS and (timed or name != "measured_at")]
-    return any(all(getattr(row, name) == getattr(new, name) for name in names) for row in s.scalars(query))
+    wanted = {name: plain(getattr(new, name)) for name in names}  # as it would be stored
+    return any(all(getattr(row, name) == value for name, value in wanted.items()) for row in s.scalars(query))
