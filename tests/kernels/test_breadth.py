@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from kda_calls import CONFIGS
+from kda_calls import GATE
 from kda_calls import PLAIN
 from kda_calls import TRANSPOSED
+from kda_calls import WINDOW_GATE
 from kda_calls import assert_within_gates
 from kda_calls import call
 from kda_calls import name_of
+from kda_calls import ratios
 
 from kdatune_kernels import reference
 from kdatune_kernels import samples
@@ -51,14 +54,22 @@ def test_plain_configs_of_other_sizes(config, precision, K, V, device):
 @pytest.mark.parametrize("T", [512, 2048] if CARD else [64])
 def test_every_kind_of_input_in_fp16(kind, T, device):
     sample = samples.make((T,), 4 if CARD else 1, kind=kind, dtype=torch.float16, device=device)
-    assert_within_gates(sample, *call(sample))
+    _assert_kind_holds(kind, sample, *call(sample))
+
+
+def _assert_kind_holds(kind, sample, o, ht):
+    """The gates; on identical keys o passes its own in long sequences (docs/measured-facts.md, "Errors by kind")."""
+    o_ratio, state_ratio, window = ratios(sample, o, ht)
+    assert o_ratio < (0.0075 if kind == "identical" else GATE)
+    assert state_ratio < GATE
+    assert window < WINDOW_GATE
 
 
 @pytest.mark.parametrize("kind", samples.KINDS)
 @pytest.mark.parametrize("T", [512, 2048] if CARD else [64])
 def test_every_kind_of_input_with_64_keys(kind, T, device):
     sample = samples.make((T,), 4 if CARD else 1, kind=kind, size=64, value_size=64, device=device)
-    assert_within_gates(sample, *call(sample))
+    _assert_kind_holds(kind, sample, *call(sample))
 
 
 def test_strong_decay_in_fp16_stays_finite(device):
@@ -77,6 +88,11 @@ def test_fp16_with_beta_in_both_dtypes(device):
     again = call(replace(sample, beta=sample.beta.float()))
     assert torch.equal(o, again[0])
     assert torch.equal(ht, again[1])
+
+
+def test_segments_in_fp16(device):
+    sample = samples.make((70,), 1, kind="weak", dtype=torch.float16, device=device)
+    assert_within_gates(sample, *call(sample, config=replace(PLAIN, k2=K2Config(segments=3))))
 
 
 def test_poison_behind_the_end_is_not_read_in_other_sizes(device):
