@@ -38,7 +38,7 @@ def rmsnorm(example_paths: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterat
     """The example, installed in this process and in those that it starts."""
     for path in example_paths:
         monkeypatch.syspath_prepend(path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(example_paths))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*example_paths, *filter(None, [os.environ.get("PYTHONPATH")])]))
     registry.cache_clear()
     yield registry().require("rmsnorm")
     registry.cache_clear()
