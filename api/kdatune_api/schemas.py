@@ -257,8 +257,8 @@ class Resolved(BaseModel):
     gpu_level: GpuLevel = Field(description="how far the tuned card is the same as the one asked for")
     reason: str
     expected_regret: float | None = Field(
-        description="expected time over the best possible time (x, >= 1): 1 for an exact answer, else what nearest answers "
-        "were measured to cost near by; null: not known, as of a default"
+        description="expected time over that of a config tuned for the shape (x, >= 1): 1 for an exact answer, else what "
+        "nearest answers were measured to cost near by; null: not known, as of a default"
     )
     generation: int = Field(description="the store's generation that the answer is of")
     measured_us: float | None = Field(description="measured for the shape in provenance")
@@ -283,7 +283,7 @@ class SnapshotChampion(BaseModel):
     measured_at: str | None
     stale_reason: str | None
     nearest_regret: float | None = Field(
-        description="what the nearest answer would have cost for this shape (time over the best, x); null: not known"
+        description="what the nearest answer would have cost for this shape (time over this config's, x); null: not known"
     )
 
 

@@ -40,8 +40,8 @@ _default_of = functools.lru_cache(maxsize=1 << 14)(default_config)
 class Champion:
     """The served best of one (kernel, GPU model, problem shape), with where it comes from.
 
-    nearest_regret: what the nearest answer would have cost for this very shape when it was decided about (time over the
-        best, x): the answer from the other champions, measured here. None: nothing near was tuned then.
+    nearest_regret: what the nearest answer would have cost for this very shape when it was decided about (time over that of
+        this config, x): the answer from the other champions, measured here. None: nothing near was tuned then.
     """
 
     gpu: Gpu
@@ -122,7 +122,7 @@ def choose(ranked: list[Ranked], level: GpuLevel, shape: Shape, gpu: Gpu) -> Mat
         else:
             answer = _carried_over(champion, _default_of(shape, gpu))
             regret = NEAREST_REGRET if champion.nearest_regret is None else champion.nearest_regret
-            reason = _too_far(champion, regret, _default_of(shape, gpu))
+            reason = _too_far(champion, answer, _default_of(shape, gpu))
         reason = reason or config_ok(answer, shape, gpu)
         if reason is None:
             return Match(
@@ -165,15 +165,15 @@ def _carried_over(champion: Champion, default: LaunchConfig) -> LaunchConfig:
     return replace(champion.config, k1=k1, k2=k2)
 
 
-def _too_far(champion: Champion, regret: float, default: LaunchConfig) -> str | None:
+def _too_far(champion: Champion, answer: LaunchConfig, default: LaunchConfig) -> str | None:
     """Why the default is the better answer although the champion is near; None where it is not."""
     if champion.default.k2 != default.k2:
         # Across the boundary of a wave a K2 winner is 1.30x off on an H200 (H 64 and H 96 T 8192), with the segments of
         # twice as many chains 1.20x and 1.27x.
         return "it runs in other waves or segments"
-    if champion.nearest_regret is None:
+    regret, bound = champion.nearest_regret, champion.default_regret
+    if regret is None or answer == default:
         return None
-    bound = champion.default_regret
     if regret > (REGRET_BOUND if bound is None else bound):
         default_cost = f"at most {REGRET_BOUND}x is allowed" if bound is None else f"the default {bound:.3f}x"
         return f"the nearest answer cost {regret:.3f}x there, {default_cost}"

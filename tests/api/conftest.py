@@ -96,6 +96,7 @@ class Shelf:
         gpu: Gpu = H200,
         build: Build = BUILD,
         decision: str = "promoted",
+        nearest_regret: float | None = None,
         **changes: Any,
     ) -> Stored:
         """A new measurement and a decision about it."""
@@ -115,6 +116,7 @@ class Shelf:
                 gain_high=1.032,
                 decision=decision,
                 reason="paired run",
+                nearest_regret=nearest_regret,
             )
         return Stored(measurement_id, generation, config)
 

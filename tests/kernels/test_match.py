@@ -285,6 +285,9 @@ def test_where_the_nearest_answer_cost_more_than_the_default_the_default_answers
     # a next one may answer
     further = champion(shape_of(1, 96, 1024), number=3, nearest_regret=1.01)
     assert find([*champions, further], want, H200).champion is further
+    # a neighbour that kept its default answers with this shape's: there is nothing to refuse
+    kept = Champion(H200, SHAPE, default_config(SHAPE, H200), 1, 600.0, 600.0, nearest_regret=1.02)
+    assert find([kept], want, H200).match == "nearest"
     unknown = dataclasses.replace(champions[0], default_us=None)
     assert find([unknown], want, H200).expected_regret == 1.05
     found = find([dataclasses.replace(unknown, nearest_regret=1.06)], want, H200)

@@ -7,11 +7,13 @@ from sqlalchemy import Engine
 
 from kdatune_kernels import match
 from kdatune_kernels.spec import Build
+from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.backend_replay import ReplayBackend
 from kdatune_tuner.cli_tune import stale_first
 from kdatune_tuner.guess import apart
 from kdatune_tuner.neighbours import nearest_configs
+from kdatune_tuner.neighbours import nearest_regret
 from kdatune_tuner.neighbours import stored_guess
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
@@ -82,16 +84,26 @@ def test_a_promotion_says_what_the_nearest_answer_would_have_cost(engine: Engine
     far, near = shape_of(1, 64, 8192), shape_of(1, 64, 1024)
     tune(engine, shipped, far)
     first = champion_of(engine, shipped, far)
-    assert first.nearest_regret is None
+    assert first.nearest_regret is None  # nothing was tuned
     tuned = tune(engine, shipped, near)
-    answer = match.find([first], near, shipped.gpu)
-    assert answer.match == "nearest"
-    stages = tuned.stages
-    cost = stages["k1"].results[answer.config.k1].median_us + stages["k2"].results[answer.config.k2].median_us
-    least = stages["k1"].best_us() + stages["k2"].best_us()
     second = champion_of(engine, shipped, near)
-    assert second.nearest_regret == pytest.approx(cost / least)
-    assert second.nearest_regret > 1.0
+    assert match.find([first], near, shipped.gpu).config == second.config
+    assert second.nearest_regret == 1.0
+    # the same with a neighbour that answers with another K2
+    slow = next(c for c, r in reversed(tuned.stages["k2"].ranked()) if c.variant == "ws")
+    other = replace(first, config=replace(first.config, k2=slow))
+    answer = match.find([other], near, shipped.gpu).config
+    assert answer.k2 == slow
+    times = {c: r.median_us for stage in tuned.stages.values() for c, r in stage.results.items()}
+    regret = nearest_regret([other, second], near, shipped.gpu, tuned.stages, second.config)
+    cost, own = (times[config.k1] + times[config.k2] for config in (answer, second.config))
+    assert regret == pytest.approx(cost / own)
+    assert regret > 1.1
+    assert nearest_regret([second], near, shipped.gpu, tuned.stages, second.config) is None
+    unmeasured = replace(first.config, k2=K2Config(block_v=32, stages_in=1, num_warps=8, transposed=False))
+    tuned.stages["k2"].results.pop(unmeasured.k2)
+    other = replace(first, config=unmeasured)
+    assert nearest_regret([other], near, shipped.gpu, tuned.stages, second.config) is None
 
 
 def champion_of(engine: Engine, backend: ReplayBackend, shape):

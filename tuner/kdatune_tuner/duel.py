@@ -1,5 +1,6 @@
 """The pairs of one shape: measured once each, then the best of them against the champion, then the decision."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -79,8 +80,8 @@ class Duel:
         self._banned = ledger.rolled_back(self._known)
         self.results: dict[WholeConfig, Result] = {}
         self.measured = 0
-        self.nearest_regret: float | None = None
-        """What the nearest answer would cost here; stored with a decision."""
+        self.nearest_regret: Callable[[LaunchConfig], float | None] = lambda _: None
+        """What the nearest answer would cost beside a config; stored with a decision about it."""
 
     def take(self, pair: WholeConfig) -> Result:
         """The pair's result: the stored one, else measured and stored now."""
@@ -200,8 +201,9 @@ class Duel:
 
     def _store(self, decision: Decision, pair: WholeConfig, baseline: WholeConfig | None) -> Promotion:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id
+        regret = self.nearest_regret(pair) if isinstance(pair, LaunchConfig) else None
         generation = self._ledger.decide(
-            decision, self._known[pair].measurement_id, baseline_id, self.default_us(), self.nearest_regret
+            decision, self._known[pair].measurement_id, baseline_id, self.default_us(), regret
         )
         gains = (decision.gain, decision.gain_low, decision.gain_high)
         met = [p for p in (pair, baseline) if p is not None and self.results[p].ok]

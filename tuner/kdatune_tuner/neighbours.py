@@ -73,18 +73,24 @@ def stored_guess(
     return guess_from(space, sweeps)
 
 
-def nearest_regret(champions: Iterable[Champion], shape: Shape, gpu: Gpu, stages: Mapping[str, Search]) -> float | None:
-    """What the nearest answer would cost for a shape that is measured now: its time over the best (x).
+def nearest_regret(
+    champions: Iterable[Champion], shape: Shape, gpu: Gpu, stages: Mapping[str, Search], served: LaunchConfig
+) -> float | None:
+    """What the nearest answer costs for a shape that is measured now: its time over that of what is served (x, >= 1).
 
-    None where nothing near is tuned, or where its answer was not measured here.
+    Not over the best time of all: the least of hundreds is less than any config takes when it is measured again. None where
+    nothing near is tuned, or where either was not measured here.
     """
     found = match.find([c for c in champions if c.shape != shape], shape, gpu)
     if found.champion is None:
         return None
-    answered_us = best_us = 0.0
-    for config, search in ((found.config.k1, stages["k1"]), (found.config.k2, stages["k2"])):
-        result, best = search.results.get(config), search.best_us()
-        if result is None or result.median_us is None or best is None:
+    answered_us = served_us = 0.0
+    for answer, own, search in (
+        (found.config.k1, served.k1, stages["k1"]),
+        (found.config.k2, served.k2, stages["k2"]),
+    ):
+        theirs, ours = (search.results.get(config) for config in (answer, own))
+        if theirs is None or ours is None or theirs.median_us is None or ours.median_us is None:
             return None
-        answered_us, best_us = answered_us + result.median_us, best_us + best
-    return max(1.0, answered_us / best_us)
+        answered_us, served_us = answered_us + theirs.median_us, served_us + ours.median_us
+    return max(1.0, answered_us / served_us)

@@ -308,7 +308,10 @@ class Tuner:
             tuned.run_id = run.id
             duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
             if isinstance(shape, Shape):
-                duel.nearest_regret = nearest_regret(ledger.champions(), shape, self.backend.gpu, tuned.stages)
+                neighbours = ledger.champions()
+                duel.nearest_regret = lambda served: nearest_regret(
+                    neighbours, shape, self.backend.gpu, tuned.stages, served
+                )
             if self.options.kernel == "kda":  # of another kernel the search has counted them
                 tuned.pairs = duel.results
             for pair in wanted:
