@@ -7,7 +7,6 @@ import sys
 from kdatune_kernels.compile import Resources
 from kdatune_kernels.compile import compile_config
 from kdatune_kernels.compile import compile_passes
-from kdatune_kernels.compile import compile_passes
 from kdatune_kernels.compile import compile_recurrent
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
@@ -19,13 +18,6 @@ def main() -> None:
         request = json.loads(line)
         if request["kernel"] == "recurrent":
             answer(compile_recurrent(**request["options"], compute_capability=request["cc"]))
-            continue
-        if request["kernel"] == "passes":
-            passes = compile_passes(
-                from_json(K2Config, request["config"]), compute_capability=request["cc"], half=request["half"]
-            )
-            for found in passes:
-                answer(found)
             continue
         if request["kernel"] == "passes":
             passes = compile_passes(

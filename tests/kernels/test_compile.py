@@ -13,7 +13,6 @@ from kdatune_kernels.resolve import BUNDLED
 from kdatune_kernels.snapshot import parse_snapshot
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import K2Config
-from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import shape_of
 from kdatune_kernels.spec import to_json
 
@@ -134,60 +133,6 @@ NEWEST = "KDATUNE_TEST_NEWEST_TRITON"
 @pytest.mark.skipif(
     NEWEST not in os.environ, reason=f"NOT RUN: set {NEWEST}=1 to download the newest Triton and compile with it"
 )
-def test_the_newest_triton_spills_nothing_and_serialises_no_wgmma(tmp_path, record_property):
-    """Everything above, by the newest release on the package index (or the version that the variable names)."""
-    wanted = os.environ[NEWEST]
-    python = _own_triton(tmp_path, "triton" if wanted in ("1", "newest") else f"triton=={wanted}")
-    version = subprocess.run(
-        [python, "-c", "import triton; print(triton.__version__)"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    served = _served()
-    requests = [{"kernel": k, "config": c, "cc": "9.0", "half": True} for k, c in served]
-    requests += [r for gpu in (A100, L40S, B200) for heads in (8, 96) for r in _default_requests(gpu, heads, (True,))]
-    requests += [
-        r for gpu in (A100, H200, B200) for shape in OTHER_SHAPES for r in _default_requests(gpu, 96, (True,), **shape)
-    ]
-    requests += [
-        {"kernel": "recurrent", "options": options, "cc": cc} for cc in ("8.0", "9.0", "10.0") for options in RECURRENT
-    ]
-    ws, plain = to_json(K2Config(variant="ws", segments=4)), to_json(K2Config(segments=4))
-    for cc, config in (("9.0", ws), ("8.0", plain), ("9.0", plain), ("10.0", plain)):
-        requests += [{"kernel": "passes", "config": config, "cc": cc, "half": half} for half in (True, False)]
-    found = _compile(requests, python, timeout_seconds=1500)
-    asked = [(r["kernel"], r["cc"], r) for r in requests for _ in range(2 if r["kernel"] == "passes" else 1)]
-    faults = [
-        (version, request, one)
-        for (_, _, request), one in zip(asked, found, strict=True)
-        if one["spill_bytes"] or any("serialized" in line for line in one["wgmma_warnings"])
-    ]
-    assert not faults
-    record_property("triton", version)
-    print(f"Triton {version}: {len(found)} kernels, no spills, no serialised wgmma")  # noqa: T201  what -s shows
-
-
-def _own_triton(folder: Path, requirement: str) -> str:
-    """A Python whose Triton is another one; all else it takes from this environment."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", requirement], check=True)
-    where = subprocess.run(
-        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    inherited = [entry for entry in sys.path if entry.endswith("site-packages")]
-    inherited.append(str(Path(space.__file__).parents[1]))
-    Path(where, "inherited.pth").write_text("\n".join(inherited) + "\n")  # after its own packages, so its Triton wins
-    return str(python)
-
-
-NEWEST = "KDATUNE_TEST_NEWEST_TRITON"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(NEWEST not in os.environ, reason=f"NOT RUN: set {NEWEST}=1 to download the newest Triton and compile with it")
 def test_the_newest_triton_spills_nothing_and_serialises_no_wgmma(tmp_path, record_property):
     """Everything above, by the newest release on the package index (or the version that the variable names)."""
     wanted = os.environ[NEWEST]
