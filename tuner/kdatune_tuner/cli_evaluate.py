@@ -50,11 +50,11 @@ def show(reports: list[Report]) -> None:
         table.add_row(r.kernel, "random", _trials(r.random_median), "")
     out().print(table)
     for r in reports:
-        out().print(
-            f"{r.kernel}: {r.shapes} shapes, {r.seeds} seeds; the nearest answer costs {r.regret_geomean:.4f}x on geomean, "
-            f"{r.regret_worst:.4f}x at worst, each shape hidden in turn",
-            markup=False,
-        )
+        if r.regret_geomean is None or r.regret_worst is None:
+            cost = "what nearest answers cost is not known: the recording holds none of them"
+        else:
+            cost = f"the nearest answer costs {r.regret_geomean:.4f}x on geomean, {r.regret_worst:.4f}x at worst"
+        out().print(f"{r.kernel}: {r.shapes} shapes, {r.seeds} seeds; {cost}, each shape hidden in turn", markup=False)
 
 
 def _trials(count: float) -> str:

@@ -72,7 +72,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """One space over all its shapes and seeds: trials to within two per cent of the best, and what nearest answers cost."""
+    """One space over all its shapes and seeds: trials to within two per cent of the best, and what nearest answers cost.
+
+    The regrets are None where the recording holds none of the answers, nor the defaults.
+    """
 
     kernel: str
     shapes: int
@@ -84,8 +87,8 @@ class Report:
     random_median: float
     tpe_median: float
     tpe_p90: float
-    regret_geomean: float
-    regret_worst: float
+    regret_geomean: float | None
+    regret_worst: float | None
 
     def to_json(self) -> Json:
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "kernel"}
@@ -160,8 +163,8 @@ def _evaluate_stage(
         statistics.median(shuffled),
         statistics.median(tpe),
         quantile(tpe, 0.9),
-        statistics.geometric_mean(regrets),
-        max(regrets),
+        statistics.geometric_mean(regrets) if regrets else None,
+        max(regrets, default=None),
     )
 
 
