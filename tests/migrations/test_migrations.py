@@ -28,7 +28,17 @@ TABLES = set(Base.metadata.tables)
 
 def test_the_tables_are_those_of_the_architecture() -> None:
     data = {"gpu", "build", "problem", "run", "measurement", "promotion", "profile", "demand"}
-    more = {"token", "audit", "receipt", "quarantine", "claim", "night", "reference_time", "champion_check", "regression"}
+    more = {
+        "token",
+        "audit",
+        "receipt",
+        "quarantine",
+        "claim",
+        "night",
+        "reference_time",
+        "champion_check",
+        "regression",
+    }
     assert data | more == TABLES
 
 

@@ -78,9 +78,7 @@ def upgrade() -> None:
         sa.Column("machine_ratio", sa.Double(), nullable=True),
         sa.Column("verdict", sa.Text(), nullable=False),
         sa.Column("checked_at", sa.DateTime(timezone=True), nullable=False),
-        sa.CheckConstraint(
-            "verdict IN ('ok', 'slower', 'failed', 'unjudged')", name=op.f("ck_champion_check_verdict")
-        ),
+        sa.CheckConstraint("verdict IN ('ok', 'slower', 'failed', 'unjudged')", name=op.f("ck_champion_check_verdict")),
         sa.ForeignKeyConstraint(["build_id"], ["build.id"], name=op.f("fk_champion_check_build_id_build")),
         sa.ForeignKeyConstraint(["gpu_id"], ["gpu.id"], name=op.f("fk_champion_check_gpu_id_gpu")),
         sa.ForeignKeyConstraint(["night_id"], ["night.id"], name=op.f("fk_champion_check_night_id_night")),
