@@ -32,7 +32,9 @@ SHAPE = parse_shape("N=1,H=96,T=8192")
 
 
 def tune(engine: Engine, backend: ReplayBackend, shape: Shape = SHAPE, **options) -> Tuned:
-    return Tuner(engine, backend, Options(**{"trials": 1000, "least_gain_pct": 0.0, "policy": Policy(), **options})).tune(shape)
+    return Tuner(
+        engine, backend, Options(**{"trials": 1000, "least_gain_pct": 0.0, "policy": Policy(), **options})
+    ).tune(shape)
 
 
 def champion(engine: Engine, shape: Shape = SHAPE):
