@@ -51,8 +51,8 @@ class Feed:
     def __init__(self, gpu: Gpu, seat: Seat | None = None) -> None:
         self.gpu = gpu
         self.seat = seat or Seat(None, "", "")
-        self.asked_for = False
-        """A refresh waits for the service's own answer."""
+        self.asks = self.begun = self.answered = 0
+        """Refreshes that asked for the service's own answer; those a poll has begun for; those it has ended for."""
         self.looks = 0
         self.service: Snapshot | None = None
         self.disk: Snapshot | None = None
@@ -65,6 +65,11 @@ class Feed:
         self.failures = 0
         self.polls = 0
         self.due_seconds = 0.0
+
+    @property
+    def asked_for(self) -> bool:
+        """A refresh waits for an answer that no poll was sent for yet."""
+        return self.asks > self.begun
 
     @property
     def newest(self) -> Snapshot | None:
@@ -138,16 +143,15 @@ class Client:
             for feed in feeds:
                 self._read_copy(feed)
             return True
-        wanted = {feed.gpu.name: feed.polls + 1 for feed in feeds}
-        for feed in feeds:
-            feed.asked_for = True
         with self._lock:
+            for feed in feeds:
+                feed.asks += 1
+            wanted = [(feed, feed.asks) for feed in feeds]
             self._start()
         self._wake.set()
         with self._polled:
-            return self._polled.wait_for(
-                lambda: all(feed.polls >= wanted[feed.gpu.name] for feed in feeds), timeout_seconds
-            )
+            # not the answer to a poll that was on its way before: it may be older than what the caller knows of
+            return self._polled.wait_for(lambda: all(feed.answered >= asks for feed, asks in wanted), timeout_seconds)
 
     def report(self) -> None:
         """Send the demand that has gathered. The thread does this by itself."""
@@ -240,7 +244,7 @@ class Client:
 
     def _poll(self, feed: Feed) -> None:
         is_extra = feed.asked_for and not feed.seat.take()
-        feed.asked_for = False
+        feed.begun = feed.asks
         feed.seat.note()
         try:
             said = self._fetch(feed)
@@ -257,6 +261,7 @@ class Client:
         feed.due_seconds = time.monotonic() + _jittered(FOLLOW_SECONDS if is_extra else wait_seconds)
         with self._polled:
             feed.polls += 1
+            feed.answered = feed.begun
             self._polled.notify_all()
 
     def _fetch(self, feed: Feed) -> str:

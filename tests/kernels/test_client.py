@@ -206,6 +206,25 @@ def test_a_service_that_takes_five_seconds_is_given_up_and_nobody_waits(
     assert "timed out" in lines(caplog)[0]
 
 
+def test_a_refresh_waits_for_an_answer_that_was_asked_for_after_it(service: Service, make_client: ClientMaker) -> None:
+    asked = threading.Event()
+
+    def answer_late(handler: BaseHTTPRequestHandler) -> None:
+        service.instead = None
+        asked.set()
+        assert service.released.wait(20)
+        answer(handler, 200, json.dumps(document(7, {SHAPE: 3})).encode(), ETag='"7"')
+
+    service.instead = answer_late
+    client = make_client(service.url)
+    feed = client.watch(H200)
+    assert asked.wait(20)
+    service.documents[H200.name] = document(8, {SHAPE: 4})
+    threading.Timer(0.2, service.released.set).start()
+    assert client.refresh(20)
+    assert feed.service == snapshot(8, {SHAPE: 4})
+
+
 def test_an_illegal_config_is_refused_and_reported_and_the_rest_is_used(
     service: Service, make_client: ClientMaker, caplog
 ) -> None:

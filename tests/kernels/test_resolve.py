@@ -266,6 +266,7 @@ def test_a_capture_starts_nothing_and_takes_no_lock(
     assert config == default_config(SHAPE, H200)
     assert (threading.active_count(), service.requests, resolver.client.feed(H200.name)) == (threads, [], None)
     assert resolver.lookup(KEY) is None
+    service.instead = lambda handler: service.released.wait(20) and answer(handler, 500, b"")
     assert resolver.resolve_slow(KEY, SHAPE, H200) == CONFIGS[2]
 
 
