@@ -77,8 +77,10 @@ def test_one_json_document_and_nothing_else(replay: Run) -> None:
     result = replay("--shape", KEY, "--trials", "40", "--seed", "3", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    assert (document["shape"], document["trials"], document["measured"]) == (KEY, 89, 89)
-    assert document["outcomes"] == {"ok": 89}
+    stages = sum(stage["trials"] for stage in document["stages"].values())
+    assert (document["shape"], document["trials"], document["measured"]) == (KEY, stages + 9, stages + 9)
+    assert 40 < stages <= 80  # a search may end before its trials do
+    assert document["outcomes"] == {"ok": stages + 9}
     assert document["promotion"]["decision"] == "promoted"
     best = from_json(LaunchConfig, document["best_config"])
     assert config_ok(best, parse_shape(KEY), None) is not None  # ws: needs a card
