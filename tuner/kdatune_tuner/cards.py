@@ -11,6 +11,9 @@ from kdatune_tuner.worker import DeviceError
 _GPU = re.compile(r"GPU (\d+): (.+) \(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
 
+MOST_REPLAYED = 64
+"""Workers of a replay: `--workers 2000` brought a host of two cores to a stop."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -83,12 +86,14 @@ def choose_cards(workers: str, *, replay: bool) -> list[Card]:
     """The cards of `--workers`: "all", or so many.
 
     Raises:
-        UsageError: neither, or more than there are.
+        UsageError: neither, or more than there are; of a replay, more than MOST_REPLAYED.
         DeviceError: no card is visible.
     """
     count = None if workers == "all" else int(workers) if re.fullmatch(r"[0-9]{1,4}", workers) else 0
     if count == 0:
         raise UsageError(f"--workers must be all or a number from 1 on, not {workers[:50]!r}")
+    if replay and count is not None and count > MOST_REPLAYED:
+        raise UsageError(f"--workers {count}: a replay takes at most {MOST_REPLAYED}, each is a process of this host")
     if replay:
         return [Card("replay") for _ in range(count or os.cpu_count() or 1)]
     cards = visible_cards()
