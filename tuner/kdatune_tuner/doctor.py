@@ -156,7 +156,9 @@ def _software(_settings: Settings) -> Finding:
     found = {name: _version(name) for name in ("torch", "triton", "optuna", "fastapi", "sqlalchemy")}
     told = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
     if found["torch"] is None or found["triton"] is None:
-        return Finding("software", "note", told, "to tune or launch on a card, in the checkout: pip install -e '.[gpu]'")
+        return Finding(
+            "software", "note", told, "to tune or launch on a card, in the checkout: pip install -e '.[gpu]'"
+        )
     return Finding("software", "ok", f"{told}, ptxas {gpu.ptxas_version()}")
 
 
