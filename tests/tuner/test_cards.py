@@ -86,7 +86,7 @@ def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_replay_has_as_many_as_it_is_told() -> None:
     assert choose_cards("3", replay=True) == [Card("replay")] * 3
-    assert len(choose_cards("all", replay=True)) == os.cpu_count()
+    assert len(choose_cards("all", replay=True)) == min(os.cpu_count(), 64)
     with pytest.raises(UsageError, match="--workers 65: a replay takes at most 64"):
         choose_cards("65", replay=True)
 

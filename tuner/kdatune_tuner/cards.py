@@ -95,7 +95,7 @@ def choose_cards(workers: str, *, replay: bool) -> list[Card]:
     if replay and count is not None and count > MOST_REPLAYED:
         raise UsageError(f"--workers {count}: a replay takes at most {MOST_REPLAYED}, each is a process of this host")
     if replay:
-        return [Card("replay") for _ in range(count or os.cpu_count() or 1)]
+        return [Card("replay") for _ in range(count or min(os.cpu_count() or 1, MOST_REPLAYED))]
     cards = visible_cards()
     if count is not None and count > len(cards):
         raise UsageError(f"--workers {count}: only {len(cards)} cards are visible here")
