@@ -167,3 +167,33 @@ def test_a_night_whose_report_is_damaged_says_so(client, shelf, helpers):
     page = client.get("/nights/1", headers=HTML)
     assert page.status_code == 200
     assert ("is damaged" in page.text) == (shelf.engine.dialect.name == "sqlite")
+
+
+def test_a_night_whose_report_holds_odd_values_is_shown(client, shelf, helpers):
+    odd = 10**400
+    with writing(shelf.engine) as s:
+        start_night(
+            s,
+            gpu_id=writes.put_gpu(s, helpers.H200),
+            build_id=writes.put_build(s, helpers.BUILD),
+            backend="gpu",
+            host="tuner-1",
+            budget_seconds=60.0,
+            report={
+                "format": 1,
+                "spent_seconds": odd,
+                "findings": [{"kind": {}, "text": [1], "shape": "N=1", "night": odd}, 5],
+                "plan": [{"seconds": -odd, "value": "x", "shape": 7}],
+                "reference": {"points": [{"ratio": odd, "median_us": odd, "usual_us": None}, {"ratio": 0}]},
+            },
+        )
+    for path in ("/nights", "/nights/1"):
+        assert client.get(path, headers=HTML).status_code == 200, path
+
+
+def test_a_night_whose_report_is_no_object_is_shown(client, shelf, helpers):
+    with writing(shelf.engine) as s:
+        ids = {"gpu_id": writes.put_gpu(s, helpers.H200), "build_id": writes.put_build(s, helpers.BUILD)}
+        start_night(s, **ids, backend="gpu", host="tuner-1", budget_seconds=60.0, report=["format"])
+    assert client.get("/nights", headers=HTML).status_code == 200
+    assert "is damaged" in client.get("/nights/1", headers=HTML).text

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 from night_card import NightCard
 from sqlalchemy import Engine
+from sqlalchemy import text
 
 from kdatune_kernels.errors import StoreError
 from kdatune_kernels.space import default_config
@@ -20,6 +21,7 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.night_report import Report
+from kdatune_tuner.night_report import shown_report
 from kdatune_tuner.night_report import text_lines
 from kdatune_tuner.nightly import Night
 from kdatune_tuner.nightly import NightOptions
@@ -40,6 +42,7 @@ from kdatune_tuner.store.intake import page_quarantined
 from kdatune_tuner.store.intake import report_quarantine
 from kdatune_tuner.store.models import RunModel
 from kdatune_tuner.store.night_lock import single_flight
+from kdatune_tuner.store.night_models import NightModel
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import at_clock
 from kdatune_tuner.tune import Options
@@ -362,6 +365,66 @@ def test_an_interrupted_night_goes_on_and_its_findings_are_not_lost(engine: Engi
         rows = [row for kernel in ("k1", "k2") for row in queries.page_measurements(s, kernel=kernel, shape=B)]
     assert len({(row.kernel, row.config_hash) for row in rows}) == len(rows) == 8, "no trial was measured twice"
     assert nights.next().exit_code == 0
+
+
+WHOLE = {"kind": "promoted", "regression": False, "shape": "N=1,H=64,T=8192", "text": "t", "figures": {}, "night": 1}
+BROKEN = [
+    {**WHOLE, "kind": ["promoted"]},
+    {"unknown": 1},
+    "text",
+    None,
+    7,
+    {**WHOLE, "figures": None},
+    {**WHOLE, "night": "1"},
+]
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.FAILED])
+@pytest.mark.parametrize(
+    ("report", "carried"),
+    [
+        ({}, 0),
+        ([], 0),
+        ("text", 0),
+        ({"format": 1}, 0),
+        ({"format": 1, "findings": None}, 0),
+        ({"format": 1, "findings": {"kind": "promoted"}}, 0),
+        ({"format": 2, "findings": [WHOLE]}, 0),
+        ({"format": 1, "findings": [*BROKEN, WHOLE]}, 1),
+    ],
+)
+def test_a_damaged_report_of_an_earlier_night_stops_no_night(
+    engine: Engine, card: NightCard, caplog, state: RunState, report, carried: int
+) -> None:
+    nights = Nights(engine, card)
+    assert nights.next().exit_code == 0
+    with writing(engine) as s:
+        row = s.get(NightModel, 1)
+        assert row is not None
+        row.state, row.report = state.value, report
+    now = nights.next()
+    assert (now.exit_code, now.error, now.resumed_nights) == (0, None, [1])
+    assert [(f.kind, f.night) for f in now.findings] == [("promoted", 1)] * carried
+    assert "night 1" in caplog.text
+    with reading(engine) as s:
+        swept = night.find_night(s, 1)
+    assert swept is not None
+    told = "\n".join(text_lines(shown_report(swept)))
+    assert told.startswith(f"night 1 on {card.gpu.name} (")
+    assert "report is damaged" in told
+    assert shown_report(swept)["state"] == ("interrupted" if state is RunState.RUNNING else "failed")
+
+
+@pytest.mark.parametrize("text_of_report", ["{", "null", "[" * 100_000])
+def test_a_report_that_is_no_json_stops_no_night(sqlite: Engine, card: NightCard, text_of_report: str) -> None:
+    nights = Nights(sqlite, card)
+    nights.next()
+    with sqlite.begin() as connection:
+        connection.execute(text("UPDATE night SET state = 'running', report = :report"), {"report": text_of_report})
+    assert nights.next().exit_code == 0
+    with sqlite.begin() as connection:
+        kept = connection.scalar(text("SELECT report FROM night WHERE id = 1"))
+    assert kept == text_of_report, "what is left of it stays"
 
 
 def test_a_mistake_of_ours_fails_the_night_and_is_not_swallowed(sqlite: Engine, recording: Recording) -> None:

@@ -27,6 +27,7 @@ from kdatune_tuner.fleet import Work
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.night_fleet import Fleet
 from kdatune_tuner.night_report import INTERRUPTED
+from kdatune_tuner.night_report import shown_report
 from kdatune_tuner.night_report import text_lines
 from kdatune_tuner.nightly import Night
 from kdatune_tuner.nightly import NightOptions
@@ -96,7 +97,7 @@ def nights(
             return
         with reading(engine) as s:
             rows = night.page_nights(s, limit=limit)
-    reports = [row.report for row in rows]
+    reports = [shown_report(row) for row in rows]
     if as_json:
         print_json({"nights": reports})
         return
@@ -126,7 +127,7 @@ def _stored(engine: Engine, number: int) -> Json:
         row = night.find_night(s, number)
     if row is None:
         raise KdatuneError(f"there is no night {number}; see kdatune nights")
-    return row.report
+    return shown_report(row)
 
 
 def _print(report: Json, *, as_json: bool) -> None:

@@ -1,5 +1,7 @@
 """The report of a night: what was planned and done, what was found, and the exit code. Its JSON is that of store/night.py."""
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,15 +9,22 @@ from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import TypeAdapter
+from pydantic import ValidationError
+
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
+from kdatune_tuner.store.night import NightRow
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import rfc3339
 
 FORMAT = 1
 CLEAN, FAILED, REGRESSIONS, INTERRUPTED = 0, 1, 3, 130
+
+
+logger = logging.getLogger(__name__)
 
 
 class ItemState(StrEnum):
@@ -85,6 +94,9 @@ class Finding:
         return to_json(self)
 
 
+_STORED = TypeAdapter(Finding)
+
+
 @dataclass
 class Report:
     """A night as it is stored and shown; filled as the night goes."""
@@ -140,6 +152,53 @@ class Report:
         }
 
 
+def findings_of(row: NightRow) -> list[Finding]:
+    """The findings of a stored night, to be carried over; the log names what is damaged or of another form."""
+    if row.report.get("format") != FORMAT or not isinstance(row.report.get("findings"), list):
+        logger.warning(
+            "the report of night %d is damaged or of another kdatune; its findings are not carried over", row.id
+        )
+        return []
+    found = []
+    for number, value in enumerate(row.report["findings"]):
+        try:
+            found.append(_STORED.validate_json(json.dumps(value), strict=True))
+        except ValidationError as error:
+            logger.warning(
+                "finding %d of night %d is damaged (%s); passed over", number, row.id, error.errors()[0]["msg"]
+            )
+    return found
+
+
+def shown_report(row: NightRow) -> Json:
+    """A stored night's report as it can be shown: of one that is damaged, what its row says."""
+    spent_seconds = 0.0 if row.finished_at is None else (row.finished_at - row.started_at).total_seconds()
+    try:
+        list(text_lines(row.report))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {
+            "format": FORMAT,
+            "night": row.id,
+            "state": str(row.state),
+            "exit_code": row.exit_code,
+            "gpu": row.gpu_name,
+            "backend": row.backend,
+            "host": row.host,
+            "build": None,
+            "started_at": rfc3339(row.started_at),
+            "finished_at": None if row.finished_at is None else rfc3339(row.finished_at),
+            "budget_seconds": row.budget_seconds,
+            "spent_seconds": spent_seconds,
+            "resumed_nights": [],
+            "swept_runs": [],
+            "reference": {"machine_ratio": row.machine_ratio, "reason": "not known", "points": []},
+            "plan": [],
+            "findings": [],
+            "error": "the stored report is damaged; this is what the database says of the night apart from it",
+        }
+    return row.report
+
+
 def text_lines(report: Json) -> Iterator[str]:
     """A stored report for people."""
     yield (
@@ -167,6 +226,8 @@ def text_lines(report: Json) -> Iterator[str]:
 
 
 def _outcome(report: Json) -> str:
+    if report["build"] is None:
+        return f"{report['state']}, but its report is damaged"
     count = sum(1 for finding in report["findings"] if finding["regression"])
     told = "clean" if not count else f"{count} regression{'s' if count > 1 else ''}"
     return told if report["state"] == "done" else f"{report['state']}, {told} so far"

@@ -44,13 +44,13 @@ from kdatune_tuner.night_plan import Planner
 from kdatune_tuner.night_plan import ordered
 from kdatune_tuner.night_reference import Reference
 from kdatune_tuner.night_report import FAILED
-from kdatune_tuner.night_report import FORMAT
 from kdatune_tuner.night_report import INTERRUPTED
 from kdatune_tuner.night_report import Finding
 from kdatune_tuner.night_report import Item
 from kdatune_tuner.night_report import ItemState
 from kdatune_tuner.night_report import Kind
 from kdatune_tuner.night_report import Report
+from kdatune_tuner.night_report import findings_of
 from kdatune_tuner.night_report import show_time
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.progress import Watch
@@ -181,7 +181,7 @@ class Night:
             if row.state is RunState.DONE:
                 break
             self.report.resumed_nights.append(row.id)
-            carried = [Finding(**finding) for finding in row.report["findings"] if row.report["format"] == FORMAT]
+            carried = findings_of(row)
             have = {(finding.kind, finding.shape) for finding in self.report.findings}
             self.report.findings += [f for f in carried if (f.kind, f.shape) not in have]
 

@@ -103,6 +103,7 @@ def look(engine: Engine, settings: Settings, *, now: datetime | None = None) -> 
         served = series.served_hashes(s)
         found = list(_findings(s, judged, served))
         kept = keep(s, found, lambda row: _standing(row, judged, served, settings))
+        # without the damaged ones, which the log names
         rows = {row.id: row for row in regressions_of(s, (*kept.opened, *kept.still, *kept.resolved))}
         machine = tuple(
             MachineStep(key, step, _cause(s, step))
@@ -111,9 +112,9 @@ def look(engine: Engine, settings: Settings, *, now: datetime | None = None) -> 
         )
     said = [verdict for verdict in judged.verdicts.values() if not verdict.is_short]
     return Look(
-        opened=tuple(rows[row_id] for row_id in kept.opened),
-        still=tuple(rows[row_id] for row_id in kept.still),
-        resolved=tuple(rows[row_id] for row_id in kept.resolved),
+        opened=tuple(rows[row_id] for row_id in kept.opened if row_id in rows),
+        still=tuple(rows[row_id] for row_id in kept.still if row_id in rows),
+        resolved=tuple(rows[row_id] for row_id in kept.resolved if row_id in rows),
         machine=machine,
         steady_count=sum(1 for verdict in said if not verdict.steps and not verdict.machine),
         short_count=len(judged.rare) + len(judged.verdicts) - len(said),

@@ -57,6 +57,7 @@ EMPTY = Command(
 EXITS = {0: "clean", 1: "failed", 3: "regressions found", 130: "interrupted"}
 _MARKS = {1: "worse", 3: "worse", 0: "better"}
 _FORMAT = 1
+_LARGEST = 1e300  # what a damaged report may hold beyond it is no figure; JSON knows NaN and integers of any length
 
 Id = Annotated[int, BeforeValidator(plain_int), Field(ge=1, le=MAX_ID), Path(alias="id")]
 
@@ -313,11 +314,13 @@ def _shape_cell(key: Any, gpu_name: str) -> Cell:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST else None
 
 
 def _number_cell(value: Any, digits: int) -> Cell:

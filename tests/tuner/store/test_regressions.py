@@ -27,6 +27,7 @@ from kdatune_tuner.store.access import Caller
 from kdatune_tuner.store.access import page_audit
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
+from kdatune_tuner.store.regression_models import RegressionModel
 from kdatune_tuner.store.regressions import RegressionState
 
 FIRST = datetime(2026, 10, 1, 2, 30, tzinfo=UTC)
@@ -295,6 +296,23 @@ def test_a_note_that_cannot_be_kept(put, see, engine, note) -> None:
     (found,) = see(10).opened
     with pytest.raises(StoreError, match="a note must be 1 to 500 characters"), writing(engine) as s:
         regressions.acknowledge(s, found.id, PERSON, note)
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "[" * 100_000])
+def test_a_damaged_finding_stops_no_look_and_cannot_be_acknowledged(put, see, engine, caplog, config) -> None:
+    put([600.0] * 7 + [640.0] * 4)
+    (found,) = see(10).opened
+    with writing(engine) as s:
+        row = s.get(RegressionModel, found.id)
+        row.config_json = config
+    seen = see(10)
+    assert (seen.opened, seen.still, seen.resolved) == ((), (), ())
+    assert f"regression {found.id} is damaged" in caplog.text
+    with pytest.raises(StoreError, match=f"regression {found.id} is damaged"), writing(engine) as s:
+        regressions.acknowledge(s, found.id, PERSON, "x")
+    with reading(engine) as s:
+        row = s.get(RegressionModel, found.id)
+        assert (row.acknowledged_at, [one.action for one in page_audit(s)]) == (None, [])
 
 
 @pytest.mark.parametrize("wanted", [7, -1, 1 << 40])

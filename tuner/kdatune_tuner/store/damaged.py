@@ -28,7 +28,7 @@ def read_json(text: str) -> Any:
     """What SQLite's JSON columns are read by; PostgreSQL lets no text into such a column that is no JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested deeper than any of ours
         return DamagedJson()
 
 
@@ -88,5 +88,5 @@ def _is_object(text: str) -> bool:
     """Many rows share few configs: each text is looked at once."""
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

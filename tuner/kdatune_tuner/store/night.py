@@ -41,6 +41,7 @@ from kdatune_tuner.store import queries
 from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
+from kdatune_tuner.store.damaged import DamagedJson
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -61,7 +62,7 @@ TRIGGER = "nightly"
 
 @dataclass(frozen=True, kw_only=True)
 class NightRow:
-    """A stored night. `report` has the form above."""
+    """A stored night. `report` has the form above; it is a DamagedJson where no object is stored."""
 
     id: int
     gpu_id: int
@@ -176,7 +177,8 @@ def sweep(s: Session, silent_since: datetime) -> tuple[list[int], list[int]]:
     )
     for night in nights:
         night.state, night.finished_at = RunState.INTERRUPTED.value, utc_now()
-        night.report = {**night.report, "state": RunState.INTERRUPTED.value}
+        if not isinstance(_report(night), DamagedJson):  # what is left of a damaged one stays for whoever looks at it
+            night.report = {**night.report, "state": RunState.INTERRUPTED.value}
     newest = (
         select(MeasurementModel.run_id, func.max(MeasurementModel.measured_at).label("last_at"))
         .group_by(MeasurementModel.run_id)
@@ -356,5 +358,10 @@ def _nights() -> Any:
 
 
 def _night_row(night: NightModel, gpu_name: str) -> NightRow:
-    values = {name: getattr(night, name) for name in _NIGHT_FIELDS}
+    values = {name: getattr(night, name) for name in _NIGHT_FIELDS} | {"report": _report(night)}
     return NightRow(gpu_name=gpu_name, state=RunState(night.state), **values)
+
+
+def _report(night: NightModel) -> dict[str, Any]:
+    report: Any = night.report
+    return report if isinstance(report, dict) else DamagedJson()

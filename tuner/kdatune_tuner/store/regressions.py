@@ -181,7 +181,8 @@ def acknowledge(s: Session, regression_id: int, by: Caller, note: str | None) ->
     Returns the finding and whether this changed it: one that was acknowledged keeps its first word, who, when and why.
 
     Raises:
-        StoreError: no such finding, or a note or name that is empty, too long or that no database can hold.
+        StoreError: no such finding, one that is damaged, or a note or name that is empty, too long or that no database can
+            hold.
     """
     said = None if note is None else note.strip()
     if said is not None and not (0 < len(said) <= MAX_NOTE_CHARS and is_text(said)):
@@ -195,7 +196,8 @@ def acknowledge(s: Session, regression_id: int, by: Caller, note: str | None) ->
         s.flush()
         add_audit(s, by, "regression.acknowledge", f"regression {regression_id}", {"note": said})
     found = find_regression(s, regression_id)
-    assert found is not None  # noqa: S101 - it was read above, in this transaction
+    if found is None:
+        raise StoreError(f"regression {regression_id} is damaged, see the log; it is not acknowledged")
     return found, changed
 
 
