@@ -166,7 +166,12 @@ def test_state_layout(config, v_first, device):
         sample, initial_state=state, A_log=torch.full((1,), -20.0, device=device), beta=torch.full_like(sample.beta, -30.0),
         lower_bound=-1e-6,
     )  # fmt: skip
-    _, ht = call(sample, config=config, state_v_first=v_first)
+    o, ht = call(sample, config=config, state_v_first=v_first)
+    # What is read in one layout and written in the same wrong one would keep its place: outputs tell. o_j = scale * q_i.
+    qn = sample.q.double() * torch.rsqrt(sample.q.double().square().sum(-1, keepdim=True) + 1e-6)
+    want = torch.zeros_like(o, dtype=torch.float64)
+    want[..., j] = 128**-0.5 * qn[..., i]
+    assert reference.error_ratio(o, want) < 0.005
     assert float(ht[at]) == pytest.approx(1.0, abs=1e-4)
     ht[at] = 0.0
     assert float(ht.abs().max()) < 1e-6
