@@ -26,6 +26,7 @@ from loopback_service import snapshot
 from loopback_service import wait_for
 
 from kdatune_kernels import resolve as resolve_module
+from kdatune_kernels import transport
 from kdatune_kernels.disk import DiskCopy
 from kdatune_kernels.environment import Settings
 from kdatune_kernels.match import Champion
@@ -176,13 +177,19 @@ def test_many_champions_are_indexed_anew_when_they_change(
         assert resolver.resolve_slow("a", SHAPE, H200) == CONFIGS[config]
 
 
-def test_the_first_launch_waits_for_nothing(service: Service, make_resolver: ResolverMaker) -> None:
+def test_the_first_launch_waits_for_nothing(
+    service: Service, make_resolver: ResolverMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the service, which answers in a minute, nor for the thread that asks it."""
     service.documents[H200.name] = document(7, {SHAPE: 3})
-    service.instead = lambda handler: service.released.wait(20) and answer(handler, 500, b"")
+    service.instead = lambda handler: service.released.wait(60) and answer(handler, 500, b"")
+    monkeypatch.setattr(transport, "TIMEOUT_SECONDS", 120.0)
     resolver = make_resolver(service.url)
+    monkeypatch.setattr(resolver.client._polled, "wait_for", lambda *_: pytest.fail("a launch waits for a poll"))
     assert resolver.resolve_slow(KEY, SHAPE, H200) == default_config(SHAPE, H200)
     assert resolver.lookup(KEY) == default_config(SHAPE, H200)
-    assert service.answered == 0
+    assert (service.answered, resolver.client.reachable) == (0, None)
+    service.released.set()
 
 
 @pytest.mark.parametrize("kind", ["closed port", "black hole", "500", "malformed JSON", "illegal config"])
