@@ -108,15 +108,22 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
     if gpu is not None and config.variant != "triton" and gpu.compute_capability != "9.0":
         return f"{name}.variant={config.variant} needs compute capability 9.0, {gpu.name} has {gpu.compute_capability}"
     if config.variant != "triton" and not _hopper_reads(shape):
-        return f"{name}.variant={config.variant} needs K = 128 and bf16, not K={shape.K} and {shape.dtype}"
+        return f"{name}.variant={config.variant} needs K = V = 128 and bf16, not {_sizes(shape)}"
     if gpu is not None and gpu.major < 8:
         return f"{gpu.name} has compute capability {gpu.compute_capability}; 8.0 is the least that runs these kernels"
     return _k1_ok(config, gpu) if isinstance(config, K1Config) else _k2_ok(config, shape, gpu)
 
 
 def _hopper_reads(shape: Shape) -> bool:
-    """Whether the Gluon kernels can read the inputs: they take q, k, g and v as raw bf16 and have K written in."""
-    return shape.K == 128 and shape.dtype == "bf16"
+    """Whether the Gluon kernels take the inputs: q, k, g and v as raw bf16, and K = 128, which is written in.
+
+    Another V compiles, without spills, but has run on no card yet.
+    """
+    return (shape.K, shape.V, shape.dtype) == (128, 128, "bf16")
+
+
+def _sizes(shape: Shape) -> str:
+    return f"K={shape.K}, V={shape.V} and {shape.dtype}"
 
 
 def _idle(config: K1Config | K2Config, name: str, neutral: K1Config | K2Config) -> str | None:
@@ -348,8 +355,8 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     segments = default_segments(shape, gpu)
     # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
     # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
-    one_wave = shape.chains * segments * (shape.V // 64) <= gpu.sm_count
-    tile = "64" if one_wave else "128c2" if shape.V % 128 == 0 else "64r128"
+    one_wave = shape.chains * segments * 2 <= gpu.sm_count
+    tile = "64" if one_wave else "128c2"
     return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", tile, segments)
 
 
