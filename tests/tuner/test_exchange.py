@@ -196,6 +196,8 @@ def changed(change: dict[str, Any]) -> Any:
         ({"correctness": 0}, "its invalidity says correct, its correctness is 0"),
         ({"timestamp": "yesterday"}, "timestamp 'yesterday' is none of ISO 8601"),
         ({"timestamp": "2026-11-29 21:14:03"}, "has no time zone"),
+        ({"timestamp": "0001-01-01T00:00:00+14:00"}, "timestamp '0001-01-01T00:00:00+14:00' is none of ISO 8601"),
+        ({"timestamp": "9999-12-31T23:59:59-14:00"}, "timestamp '9999-12-31T23:59:59-14:00' is none of ISO 8601"),
         ({"kdatune": {"outcome": "resource"}}, "outcome 'resource' is not what invalidity 'correct' says"),
         ({"kdatune": {"build": 0}}, "build 0 is none of metadata.kdatune.builds"),
         ({"kdatune": {"shape": "N=1,H=96,T=1024"}}, "the file is of shape N=1,H=96,T=1024, --shape says"),
@@ -299,6 +301,15 @@ def fla_changed(**change: Any) -> Any:
     (entry,) = document["autotune_entries"].values()
     entry |= change
     return document
+
+
+@pytest.mark.parametrize("moment", ["yesterday", "2026-11-29 21:14:03", "0001-01-01T00:00:00+14:00"])
+def test_a_moment_that_cannot_be_in_a_file_of_fla_is_refused(moment):
+    document = exchange_fla.dump(champions()[:1])
+    (entry,) = document["autotune_entries"].values()
+    entry["kdatune"]["measured_at"] = moment
+    with pytest.raises(ExchangeError, match="its measured_at '"):
+        exchange_fla.load(document, Told())
 
 
 @pytest.mark.parametrize(

@@ -427,6 +427,27 @@ def test_a_report_that_is_no_json_stops_no_night(sqlite: Engine, card: NightCard
     assert kept == text_of_report, "what is left of it stays"
 
 
+@pytest.mark.parametrize("counts", [[1], "text", {"ok": "x"}, {"ok": -5}, {"ok": None}])
+def test_a_run_whose_counts_are_damaged_stops_no_night(engine: Engine, card: NightCard, counts) -> None:
+    nights = Nights(engine, card)
+    nights.demand(A, 5)
+    nights.next()
+    with reading(engine) as s:
+        gpu_id = queries.page_runs(s)[0].gpu_id
+        before = night.seconds_per_trial(s, gpu_id, card.name)
+    with writing(engine) as s:
+        run = s.get(RunModel, queries.page_runs(s)[0].id)
+        assert run is not None
+        ids = {"kernel": run.kernel, "gpu_id": gpu_id, "problem_id": run.problem_id}
+        added = writes.start_run(s, trigger="tune", backend=card.name, sampler="x", **ids)
+        damaged = s.get(RunModel, added)
+        assert damaged is not None
+        damaged.outcome_counts, damaged.gpu_seconds, damaged.state = counts, 1e9, RunState.DONE.value
+    with reading(engine) as s:
+        assert night.seconds_per_trial(s, gpu_id, card.name) == before
+    assert nights.next().exit_code == 0
+
+
 def test_a_mistake_of_ours_fails_the_night_and_is_not_swallowed(sqlite: Engine, recording: Recording) -> None:
     card = Interrupting(recording, 5)
     card.error, card.left = ZeroDivisionError("a mistake"), 12

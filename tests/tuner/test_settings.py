@@ -30,7 +30,21 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PORT", "http"), ("PORT", "70000"), ("CONFIDENCE_PCT", "100"), ("PAIRED_ROUNDS", "1"), ("TRIAL_TIMEOUT_S", "0")],
+    [
+        ("PORT", "http"),
+        ("PORT", "70000"),
+        ("CONFIDENCE_PCT", "100"),
+        ("PAIRED_ROUNDS", "1"),
+        ("TRIAL_TIMEOUT_S", "0"),
+        ("TRIAL_TIMEOUT_S", "1e300"),
+        ("PROFILE_TIMEOUT_S", "inf"),
+        ("CLAIM_LEASE_S", "1e18"),
+        ("NIGHTLY_BUDGET_S", "inf"),
+        ("MAX_AGE_DAYS", "1e300"),
+        ("REGRESSION_DAYS", "1e18"),
+        ("KEEP_DAYS", "1e300"),
+        ("DRIFT_PCT", "inf"),
+    ],
 )
 def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"KDATUNE_{name}", value)

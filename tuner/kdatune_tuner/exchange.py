@@ -7,6 +7,8 @@ read them back; store/imports.py keeps what was read. Nothing here decides what 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +143,14 @@ def settle(name: str, said: Any, told: Any) -> Any:
 def at(where: str, error: KdatuneError) -> ExchangeError:
     """The error with the place in the file where it is."""
     return ExchangeError(f"{where}: {error}")
+
+
+def moment_of(text: str, name: str) -> datetime:
+    """A moment of a file in UTC. Raises ExchangeError for what is none of ISO 8601 with its zone, or of no year 1 to 9999."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ExchangeError(f"{name} {text[:60]!r} has no time zone")
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ExchangeError(f"{name} {text[:60]!r} is none of ISO 8601") from error

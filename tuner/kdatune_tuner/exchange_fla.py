@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 from kdatune_kernels.errors import ExchangeError
@@ -30,6 +29,7 @@ from kdatune_tuner.exchange import Traded
 from kdatune_tuner.exchange import at
 from kdatune_tuner.exchange import config_of
 from kdatune_tuner.exchange import flat
+from kdatune_tuner.exchange import moment_of
 from kdatune_tuner.exchange import refuse_illegal
 from kdatune_tuner.exchange import settle
 from kdatune_tuner.outcome import Outcome
@@ -135,10 +135,7 @@ def _values(ours: Json, best_timing: Any) -> dict[str, Any]:
         raise ExchangeError(f"its measured_us {str(us)[:40]} is not its best_timing {ms} ms")
     values: dict[str, Any] = {"median_us": ms * 1e3 if us is None else float(us)}
     if isinstance(ours.get("measured_at"), str):
-        try:
-            values["measured_at"] = datetime.fromisoformat(ours["measured_at"])
-        except ValueError as error:
-            raise ExchangeError(f"its measured_at {ours['measured_at'][:60]!r} is none of ISO 8601") from error
+        values["measured_at"] = moment_of(ours["measured_at"], "its measured_at")
     return values
 
 

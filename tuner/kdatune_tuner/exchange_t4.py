@@ -30,6 +30,7 @@ from kdatune_tuner.exchange import Traded
 from kdatune_tuner.exchange import at
 from kdatune_tuner.exchange import config_of
 from kdatune_tuner.exchange import flat
+from kdatune_tuner.exchange import moment_of
 from kdatune_tuner.exchange import refuse_illegal
 from kdatune_tuner.exchange import settle
 from kdatune_tuner.exchange import us_of
@@ -224,18 +225,8 @@ def _values(result: Json, timeunit: str) -> dict[str, Any]:
                 raise ExchangeError(f"{name}={value} is not a time")
             values["median_us"] = us_of(value, one.get("unit") or timeunit)
     if "timestamp" in result:
-        values["measured_at"] = _moment(result["timestamp"])
+        values["measured_at"] = moment_of(result["timestamp"], "timestamp")
     return values
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ExchangeError(f"timestamp {text[:60]!r} is none of ISO 8601") from error
-    if moment.tzinfo is None:
-        raise ExchangeError(f"timestamp {text[:60]!r} has no time zone")
-    return moment
 
 
 def _check_schema(document: Any) -> None:

@@ -4,6 +4,9 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 from pydantic_settings import SettingsConfigDict
 
+_MOST_DAYS = 36_500.0  # a date that lies further back may be none
+_MOST_SECONDS = 86_400.0
+
 
 class Settings(BaseSettings):
     """What can be set. Every field is the environment variable KDATUNE_<NAME>.
@@ -12,7 +15,7 @@ class Settings(BaseSettings):
         pydantic.ValidationError: a variable cannot be read as its type or is out of range; the message names it.
     """
 
-    model_config = SettingsConfigDict(env_prefix="KDATUNE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="KDATUNE_", frozen=True, extra="ignore", allow_inf_nan=False)
 
     database_url: str = Field(
         default="sqlite:///kdatune.db", description="where results are stored: SQLite file or PostgreSQL"
@@ -36,13 +39,14 @@ class Settings(BaseSettings):
         "its budget ends it, as it does where the trials reach for the whole space",
     )
     trial_timeout_s: float = Field(
-        default=120.0, gt=0, description="a trial that takes longer is killed and typed timeout"
+        default=120.0, gt=0, le=_MOST_SECONDS, description="a trial that takes longer is killed and typed timeout"
     )
     finalists: int = Field(default=3, ge=1, description="best candidates that meet the champion in a paired run")
 
     claim_lease_s: float = Field(
         default=60.0,
         ge=1,
+        le=_MOST_SECONDS,
         description="how long a worker of `tune --workers` may be silent before another takes its shape over",
     )
 
@@ -60,7 +64,9 @@ class Settings(BaseSettings):
     ncu: str | None = Field(
         default=None, description="the Nsight Compute program; none: on the PATH or where it is usual"
     )
-    profile_timeout_s: float = Field(default=120.0, gt=0, description="a profile run that takes longer is ended")
+    profile_timeout_s: float = Field(
+        default=120.0, gt=0, le=_MOST_SECONDS, description="a profile run that takes longer is ended"
+    )
     reports_dir: str = Field(default="kdatune-reports", description="folder of the profiler reports that are kept")
 
     # Nightly
@@ -74,7 +80,7 @@ class Settings(BaseSettings):
         default=3.0, gt=0, description="a machine whose reference kernel is slower by more than this is reported"
     )
     max_age_days: float = Field(
-        default=30.0, gt=0, description="a champion measured longer ago than this is looked at again"
+        default=30.0, gt=0, le=_MOST_DAYS, description="a champion measured longer ago than this is looked at again"
     )
 
     # Regressions
@@ -88,12 +94,18 @@ class Settings(BaseSettings):
         default=6, ge=6, description="nights that a config must have been measured on before anything is said of it"
     )
     regression_days: float = Field(
-        default=60.0, gt=0, description="days of history that are looked at; older nights say nothing of today"
+        default=60.0,
+        gt=0,
+        le=_MOST_DAYS,
+        description="days of history that are looked at; older nights say nothing of today",
     )
 
     # Retention
     keep_days: float = Field(
-        default=90.0, ge=0, description="measurements younger than this are all kept by `kdatune db vacuum`"
+        default=90.0,
+        ge=0,
+        le=_MOST_DAYS,
+        description="measurements younger than this are all kept by `kdatune db vacuum`",
     )
     keep_per_week: int = Field(
         default=20,

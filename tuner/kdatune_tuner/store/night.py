@@ -348,8 +348,10 @@ def seconds_per_trial(s: Session, gpu_id: int, backend: str) -> float | None:
     )
     seconds, trials = 0.0, 0
     for gpu_seconds, outcomes in s.execute(newest):
-        seconds += gpu_seconds or 0.0
-        trials += sum((outcomes or {}).values())
+        counts = list(outcomes.values()) if isinstance(outcomes, dict) else []
+        if all(type(count) is int and count >= 0 for count in counts):  # else somebody damaged the row
+            seconds += gpu_seconds or 0.0
+            trials += sum(counts)
     return seconds / trials if trials else None
 
 
