@@ -186,10 +186,12 @@ def test_the_first_launch_waits_for_nothing(
     monkeypatch.setattr(transport, "TIMEOUT_SECONDS", 120.0)
     resolver = make_resolver(service.url)
     monkeypatch.setattr(resolver.client._polled, "wait_for", lambda *_: pytest.fail("a launch waits for a poll"))
-    assert resolver.resolve_slow(KEY, SHAPE, H200) == default_config(SHAPE, H200)
-    assert resolver.lookup(KEY) == default_config(SHAPE, H200)
-    assert (service.answered, resolver.client.reachable) == (0, None)
-    service.released.set()
+    try:
+        assert resolver.resolve_slow(KEY, SHAPE, H200) == default_config(SHAPE, H200)
+        assert resolver.lookup(KEY) == default_config(SHAPE, H200)
+        assert (service.answered, resolver.client.reachable) == (0, None)
+    finally:
+        service.released.set()
 
 
 @pytest.mark.parametrize("kind", ["closed port", "black hole", "500", "malformed JSON", "illegal config"])
