@@ -1,6 +1,7 @@
 """Recordings and devices to tune on: a real sweep, a small made-up one, and a device that fails as it is told."""
 
 import json
+import os
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +123,8 @@ def fake_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
     folder = tmp_path / "fake"
     folder.mkdir()
     monkeypatch.setenv("KDATUNE_FAKE", str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    kept = filter(None, [os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *kept]))
     device = FakeDevice(folder)
     yield device
     for worker in device.workers:
