@@ -32,20 +32,22 @@ def test_strong_decay(config, device):
 
 @pytest.mark.parametrize("lower_bound", [-0.01, -1.0, -2.5, -3.0, -5.0])
 @pytest.mark.parametrize("gain", [-4.0, 0.0, math.log(16), math.log(72)])
-@pytest.mark.parametrize("gate", ["low", "high", "uniform", "wide"])
+@pytest.mark.parametrize(
+    ("gate", "bias"), [(kind, kind) for kind in ("low", "high", "uniform", "wide")] + [("low", "high"), ("wide", "low")]
+)
 @pytest.mark.filterwarnings(
     "ignore:overflow encountered in exp2:RuntimeWarning"
 )  # inf, whose reciprocal is the 0 meant
-def test_gate_ranges(lower_bound, gain, gate, device):
+def test_gate_ranges(lower_bound, gain, gate, bias, device):
     sample = samples.make((512 if CARD else 33,), 1, device=device, seed=3)
 
-    def draw(like):
+    def draw(like, kind):
         base = torch.rand_like(like, dtype=torch.float32) * 16 - 8
         wide = torch.randn_like(like, dtype=torch.float32) * 8
-        return {"low": torch.full_like(base, -8), "high": torch.full_like(base, 8), "uniform": base, "wide": wide}[gate]
+        return {"low": torch.full_like(base, -8), "high": torch.full_like(base, 8), "uniform": base, "wide": wide}[kind]
 
     sample = replace(
-        sample, g=draw(sample.g).bfloat16(), dt_bias=draw(sample.dt_bias), lower_bound=lower_bound,
+        sample, g=draw(sample.g, gate).bfloat16(), dt_bias=draw(sample.dt_bias, bias), lower_bound=lower_bound,
         A_log=torch.full((1,), gain, device=device),
     )  # fmt: skip
     assert_within_gates(sample, *call(sample))
