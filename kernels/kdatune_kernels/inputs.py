@@ -174,8 +174,8 @@ def check_checkpoints(
         )
     if checkpoints.device != device:
         raise ValueError(f"checkpoints is on {checkpoints.device}, q is on {device}: all tensors must share one device")
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1 or tokens % CHUNK_TOKENS:
-        raise ValueError(f"checkpoint_tokens must be a multiple of {CHUNK_TOKENS}, not {tokens!r}")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 1 << 62 or tokens % CHUNK_TOKENS:
+        raise ValueError(f"checkpoint_tokens must be a multiple of {CHUNK_TOKENS} up to 2^62, not {tokens!r}")
 
 
 def _shaped(name: str, x: torch.Tensor, shape: list[int], text: str) -> None:

@@ -45,6 +45,8 @@ MAX_CONFIGS = 100_000
 
 Place = tuple[Hashable, tuple[float, ...]]
 
+_ANY_FAULT = (Exception, SystemExit)  # code of another team that ends the process ends no launcher and no service
+
 
 @runtime_checkable
 class TunableKernel(Protocol):
@@ -130,7 +132,7 @@ class Installed:
         """None when the config may be launched, else the reason; a fault of the kernel's own is a reason, too."""
         try:
             reason = self.kernel.config_ok(config, shape, gpu)
-        except Exception as error:  # noqa: BLE001 - of another team: a config it cannot judge is one it must not launch
+        except _ANY_FAULT as error:  # a config it cannot judge is one it must not launch
             return f"config_ok of {self._whose()} failed: {_told(error)}"
         return None if reason is None else str(reason)[:500]
 
@@ -138,14 +140,14 @@ class Installed:
         """The default config. Raises ConfigError when the kernel gives none that can be read."""
         try:
             return OtherConfig(self.kernel.default(shape, gpu))
-        except Exception as error:
+        except _ANY_FAULT as error:
             raise ConfigError(f"default of {self._whose()} failed for {shape.key()}: {_told(error)}") from error
 
     def configs(self, shape: OtherShape, gpu: Gpu) -> list[OtherConfig]:
         """The config space: what config_ok lets through, in the kernel's order, once each. Raises ConfigError."""
         try:
             found = dict.fromkeys(map(OtherConfig, islice(self.kernel.configs(shape, gpu), MAX_CONFIGS + 1)))
-        except Exception as error:
+        except _ANY_FAULT as error:
             raise ConfigError(f"configs of {self._whose()} failed for {shape.key()}: {_told(error)}") from error
         if len(found) > MAX_CONFIGS:
             raise ConfigError(f"configs of {self._whose()} gives more than {MAX_CONFIGS} for {shape.key()}")
@@ -162,7 +164,7 @@ class Installed:
             tile, coordinates = self.kernel.place(shape)
             hash(tile)
             where = tuple(float(x) for x in coordinates)
-        except Exception as error:
+        except _ANY_FAULT as error:
             raise ShapeError(f"{self._whose()} cannot place {shape.key()}: {_told(error)}") from error
         if not all(math.isfinite(x) for x in where):
             raise ShapeError(f"{self._whose()} places {shape.key()} at {where}, which is nowhere")
@@ -182,7 +184,7 @@ class Installed:
                 return hash_of_sources([Path(path) for path in self.kernel.source_files()])
             file = sys.modules[type(self.kernel).__module__].__file__
             return hash_of_sources([Path(str(file))])
-        except Exception as error:
+        except _ANY_FAULT as error:
             raise ConfigError(f"the code of {self._whose()} cannot be read ({what}): {_told(error)}") from error
 
     def _whose(self) -> str:
@@ -258,7 +260,7 @@ def _load(point: importlib.metadata.EntryPoint, whose: str) -> Installed:
         raise refuse(f"a kernel's name is {KERNEL_NAME} and none of {', '.join(OUR_KERNELS)}")
     try:
         kernel = point.load()
-    except Exception as error:
+    except _ANY_FAULT as error:
         raise refuse(f"it cannot be loaded: {_told(error)}") from error
     if isinstance(kernel, type) or not isinstance(kernel, TunableKernel):
         lacks = [name for name in _members() if not hasattr(kernel, name)]
@@ -295,6 +297,6 @@ def _distribution(point: importlib.metadata.EntryPoint) -> str:
     return "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__

@@ -208,6 +208,7 @@ def test_cut_spans():
         ({"checkpoint_tokens": 16}, ValueError, "checkpoints and checkpoint_tokens belong"),
         ({"checkpoints": torch.zeros(1, 1, 1, 128, 128), "checkpoint_tokens": 24}, ValueError, "must be a multiple of 16"),
         ({"checkpoints": torch.zeros(1, 1, 1, 128, 128), "checkpoint_tokens": 0}, ValueError, "must be a multiple of 16"),
+        ({"checkpoints": torch.zeros(1, 1, 1, 128, 128), "checkpoint_tokens": 1 << 70}, ValueError, r"16 up to 2\^62"),
         ({"checkpoints": torch.zeros(1, 2, 1, 128, 128), "checkpoint_tokens": 16}, ValueError, "checkpoints must be a cont"),
         ({"checkpoints": torch.zeros(1, 1, 1, 128, 128).half(), "checkpoint_tokens": 16}, TypeError, "checkpoints must be"),
         ({"checkpoints": [1], "checkpoint_tokens": 16}, TypeError, r"checkpoints must be a torch\.Tensor"),
