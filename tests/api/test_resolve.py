@@ -257,11 +257,11 @@ def test_a_champion_of_another_config_space_is_stale(client, shelf, helpers):
 def test_a_poisoned_champion_is_passed_over(client, shelf, helpers):
     shape = shape_of(1, 96, 8192, K=256)
     deep = K2Config("ws", 128, 8, 8, 4, load_warps=1, store_warps=1, load_regs=24, store_regs=24)
-    assert "needs K = 128" in config_ok(deep, shape, helpers.H200)
+    assert "needs K = V = 128" in config_ok(deep, shape, helpers.H200)
     shelf.promote(shape, replace(helpers.configs_for(shape, helpers.H200, 1)[0], k2=deep))
     body = client.get(URL, params=helpers.query(shape, "NVIDIA H200")).json()
     assert body["match"] == "default"
-    assert "N=1,H=96,T=8192,K=256 refused: k2.variant=ws needs K = 128" in body["reason"]
+    assert "N=1,H=96,T=8192,K=256 refused: k2.variant=ws needs K = V = 128" in body["reason"]
     assert config_ok(from_json(LaunchConfig, body["config"]), shape, helpers.H200) is None
 
 

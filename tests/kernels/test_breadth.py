@@ -30,7 +30,7 @@ NARROW = replace(PLAIN, k2=K2Config(block_v=32))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("v_first", [True, False])
 def test_sizes_and_dtypes(K, V, dtype, v_first, device):
-    """With the config that is resolved: plain Triton for K = 64 and fp16, on Hopper Gluon for the rest."""
+    """With the config that is resolved: on Hopper Gluon for K = V = 128 in bf16, plain Triton for the rest."""
     sample = samples.make(
         (512, 75) if CARD else (35, 7), 1, 2, size=K, value_size=V, dtype=dtype, state_v_first=v_first, device=device
     )
@@ -130,7 +130,7 @@ def test_other_final_state_dtypes_are_named(device):
 
 def test_a_gluon_config_for_what_gluon_does_not_read_is_refused(device):
     config = replace(PLAIN, k1=replace(PLAIN.k1, variant="cp_async", num_warps=1))
-    with pytest.raises(ConfigError, match=r"needs a card|needs K = 128 and bf16"):
+    with pytest.raises(ConfigError, match=r"needs a card|needs K = V = 128 and bf16"):
         call(samples.make((16,), 1, dtype=torch.float16, device=device), config=config)
 
 

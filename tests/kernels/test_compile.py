@@ -100,7 +100,7 @@ OTHER_SHAPES = (
 
 @pytest.mark.parametrize("gpu", [A100, H200, B200], ids=lambda g: g.compute_capability)
 def test_the_defaults_of_other_sizes_and_dtypes_compile(gpu):
-    """On Hopper K = 128 with bf16 runs the Gluon kernels for every V, the rest plain Triton."""
+    """On Hopper K = V = 128 with bf16 runs the Gluon kernels, the rest plain Triton."""
     requests = [request for shape in OTHER_SHAPES for request in _default_requests(gpu, 96, (True,), **shape)]
     _assert_no_spills(requests, gpu)
 
