@@ -188,7 +188,12 @@ def changed(change: dict[str, Any]) -> Any:
         ({"measurements": []}, "result 0: it is correct but has no time: no number named 'time'"),
         ({"measurements": [{"name": "time", "value": "InvalidConfig"}]}, "result 0: it is correct but has no time"),
         ({"measurements": [{"name": "time", "value": -1.0, "unit": "ms"}]}, "result 0: time=-1.0 is not a time"),
+        ({"measurements": [{"name": "time", "value": 10**400, "unit": "ms"}]}, "result 0: time="),
         ({"measurements": [{"name": "time", "value": 0.3, "unit": "GFLOP/s"}]}, "unit 'GFLOP/s' is no unit of time"),
+        (
+            {"measurements": [{"name": "median_us", "value": 10**400, "unit": "us"}]},
+            "result 0: median_us cannot be '1000",
+        ),
         ({"measurements": [{"name": "smem_bytes", "value": 3, "unit": "KiB"}]}, "smem_bytes is in 'KiB', not in 'B'"),
         ({"measurements": [{"name": "registers", "value": 3.5, "unit": ""}]}, "registers cannot be '3.5'"),
         ({"measurements": [{"name": "p20_us", "value": [1.0], "unit": "us"}]}, "p20_us cannot be '[1.0]'"),
@@ -303,6 +308,14 @@ def fla_changed(**change: Any) -> Any:
     return document
 
 
+def test_a_measured_time_that_no_float_holds_is_refused():
+    document = exchange_fla.dump(champions()[:1])
+    (entry,) = document["autotune_entries"].values()
+    entry["kdatune"]["measured_us"] = 10**400
+    with pytest.raises(ExchangeError, match="is not its best_timing"):
+        exchange_fla.load(document, Told())
+
+
 @pytest.mark.parametrize("moment", ["yesterday", "2026-11-29 21:14:03", "0001-01-01T00:00:00+14:00"])
 def test_a_moment_that_cannot_be_in_a_file_of_fla_is_refused(moment):
     document = exchange_fla.dump(champions()[:1])
@@ -328,6 +341,7 @@ def test_a_moment_that_cannot_be_in_a_file_of_fla_is_refused(moment):
         (fla_changed(autotune_key=[1, 2]), "its autotune_key is not the list of N, H, T"),
         (fla_changed(autotune_key=[2, 96, 8192, 96, 128, 128, "bf16", False, None, True, True, False, "fp32"]), "hash"),
         (fla_changed(best_timing=None), "its best_timing is no time in ms: None"),
+        (fla_changed(best_timing=10**400), "its best_timing is no time in ms: 1000"),
         (fla_changed(best_timing=0.5), "is not its best_timing 0.5 ms"),
         (fla_changed(kdatune={"gpu": 1}), "its member kdatune lacks one of"),
     ],

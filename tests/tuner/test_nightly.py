@@ -526,6 +526,16 @@ def test_a_second_run_in_the_same_night_repeats_nothing(engine: Engine, card: Ni
     assert card.calls - calls == 9, "the reference alone"
 
 
+def test_a_clock_that_was_ahead_keeps_no_config_from_being_checked(sqlite: Engine, card: NightCard) -> None:
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    nights.next()
+    nights.next(hours=24.0 * 365)
+    report = nights.next(hours=-24.0 * 364)
+    assert ("check", "done") in states(report)
+    assert ("check", "skipped") in states(nights.next(hours=0.1))
+
+
 def test_what_launchers_refuse_is_looked_at_first(sqlite: Engine, card: NightCard) -> None:
     nights = Nights(sqlite, card)
     for shape in (B, A):

@@ -38,6 +38,8 @@ KERNEL_NAME = "kdatune_chunk_kda"
 _SHAPE_FIELDS = tuple(Shape.__dataclass_fields__)
 _MEMBERS = ("gpu", "build", "measured_us", "measured_at")
 
+_MOST_MS = 1e15  # JSON knows integers that no float holds
+
 
 def folder_of(gpu_name: str) -> str:
     """The folder under fla/configs that holds a card's files."""
@@ -128,10 +130,12 @@ def _load_entry(digest: str, entry: Any, told: Gpu | None, by_folder: Gpu | None
 def _values(ours: Json, best_timing: Any) -> dict[str, Any]:
     # Triton's do_bench gives one time, or the quantiles median, low and high
     ms = best_timing[0] if isinstance(best_timing, list) and best_timing else best_timing
-    if type(ms) not in (int, float) or not 0 < ms < float("inf"):
+    if type(ms) not in (int, float) or not 0 < ms < _MOST_MS:
         raise ExchangeError(f"its best_timing is no time in ms: {str(best_timing)[:60]}")
     us = ours.get("measured_us")
-    if us is not None and (type(us) not in (int, float) or abs(us / 1e3 - ms) > 1e-6 * ms):
+    if us is not None and (
+        type(us) not in (int, float) or not 0 < us < 1e3 * _MOST_MS or abs(us / 1e3 - ms) > 1e-6 * ms
+    ):
         raise ExchangeError(f"its measured_us {str(us)[:40]} is not its best_timing {ms} ms")
     values: dict[str, Any] = {"median_us": ms * 1e3 if us is None else float(us)}
     if isinstance(ours.get("measured_at"), str):

@@ -7,7 +7,6 @@ the metadata, "kdatune" in each result). Of a document without them the caller s
 
 import functools
 import json
-import math
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +52,9 @@ _INVALIDITY = {
     Outcome.INCORRECT: "correctness",
     Outcome.NONDETERMINISTIC: "correctness",
 }
+
+_MOST = 1e300  # JSON knows integers that no float holds
+
 _OUTCOMES = {
     "correct": Outcome.OK,
     "compile": Outcome.COMPILE_ERROR,
@@ -215,14 +217,15 @@ def _values(result: Json, timeunit: str) -> dict[str, Any]:
     for one in result.get("measurements", []):
         name, value = one.get("name"), one.get("value")
         if name in _UNITS and value != "":  # which Kernel Tuner writes where nothing was measured
-            if not isinstance(value, _TYPES.get(name, float | int)):
+            is_huge = isinstance(value, int | float) and not abs(value) < _MOST
+            if not isinstance(value, _TYPES.get(name, float | int)) or is_huge:
                 raise ExchangeError(f"{name} cannot be {str(value)[:40]!r}")
             if one.get("unit", "") != _UNITS[name]:
                 raise ExchangeError(f"{name} is in {one.get('unit')!r}, not in {_UNITS[name]!r}")
             values[name] = value
         elif name == _objective(result) and isinstance(value, int | float):
-            if not (math.isfinite(value) and value > 0):
-                raise ExchangeError(f"{name}={value} is not a time")
+            if not 0 < value < _MOST:
+                raise ExchangeError(f"{name}={str(value)[:40]} is not a time")
             values["median_us"] = us_of(value, one.get("unit") or timeunit)
     if "timestamp" in result:
         values["measured_at"] = moment_of(result["timestamp"], "timestamp")

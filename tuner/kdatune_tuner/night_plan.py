@@ -53,8 +53,9 @@ class Facts:
     """What a plan is made from.
 
     champions, demand, refused: of the card. checked_at: when a config was checked last with the build in use, by (shape
-    key, config hash). measured: distinct configs measured with the build in use, by (kernel, shape key). ended: (kernel,
-    shape key) whose search with it has come to its end, also where that was before all trials were used.
+    key, config hash); one far in the future is of a clock that was wrong. measured: distinct configs measured with the
+    build in use, by (kernel, shape key). ended: (kernel, shape key) whose search with it has come to its end, also where
+    that was before all trials were used.
     """
 
     now: datetime
@@ -136,7 +137,9 @@ class Planner:
                 item.state, item.result = ItemState.SKIPPED, "the served config cannot be measured here"
             elif refusal is not None:
                 item.why, item.value = f"launchers refused it {refusal.count} times: {refusal.reason}", _REFUSED_POINTS
-            elif checked_at is not None and self._facts.now - checked_at < CHECK_AGAIN_AFTER and item.kind == CHECK:
+            elif (
+                checked_at is not None and abs(self._facts.now - checked_at) < CHECK_AGAIN_AFTER and item.kind == CHECK
+            ):
                 item.state, item.result = ItemState.SKIPPED, f"checked at {rfc3339(checked_at)} already"
             items.append(item)
         return items
