@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -18,6 +19,10 @@ from sqlalchemy import make_url
 
 from kdatune_tuner.store.engine import open_engine
 from kdatune_tuner.store.engine import upgrade
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Started in the background of a script: what tests start would be deaf to the Ctrl-C that they are sent.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEFAULT_POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
 
