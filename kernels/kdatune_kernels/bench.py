@@ -300,7 +300,7 @@ def time_interleaved_us(problem: Problem, configs: Sequence[Config], samples: in
     for config in configs:
         with typed(), quiet():
             runs.append(capture(functools.partial(bound_call, problem, config), len(problem.copies)))
-    return interleave(runs, samples)
+    return interleave([run.replay_us for run in runs], samples)
 
 
 @dataclass(frozen=True)
@@ -342,12 +342,12 @@ def capture(call_of: Callable[[int], Callable[[], Any]], copies: int) -> Graph:
     return Graph(graph, launches, tuple(calls))
 
 
-def interleave(runs: Sequence[Graph], samples: int) -> list[list[float]]:
-    """Replay times of several graphs, alternating, the order rotated by one each round."""
+def interleave(runs: Sequence[Callable[[], float]], samples: int) -> list[list[float]]:
+    """What several timed runs say, alternating, the order rotated by one each round."""
     times: list[list[float]] = [[] for _ in runs]
     order = list(range(len(runs)))
     for _ in range(samples):
         for i in order:
-            times[i].append(runs[i].replay_us())
+            times[i].append(runs[i]())
         order = order[1:] + order[:1]
     return times

@@ -215,8 +215,8 @@ def errors(name: str, o: torch.Tensor, final: torch.Tensor, want: Outputs) -> di
 
 def graph_times(calls: dict[str, Callable[[], Outputs]], rounds: int) -> dict[str, list[float]]:
     """The calls as CUDA graphs, their replays interleaved."""
-    graphs = [bench.capture(functools.partial(_same, call), 1) for call in calls.values()]
-    return dict(zip(calls, bench.interleave(graphs, rounds), strict=True))
+    runs = [bench.capture(functools.partial(_same, call), 1).replay_us for call in calls.values()]
+    return dict(zip(calls, bench.interleave(runs, rounds), strict=True))
 
 
 def _same(call: Callable[[], Outputs], _: int) -> Callable[[], Outputs]:

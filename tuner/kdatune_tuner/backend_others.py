@@ -12,6 +12,7 @@ from kdatune_kernels.tunable import Installed
 from kdatune_kernels.values import OtherConfig
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.backend_gpu import read_result
+from kdatune_tuner.backend_replay import require_recorded
 from kdatune_tuner.objective import Result
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.recording_others import OtherRecording
@@ -143,9 +144,7 @@ class OtherReplayBackend:
         """Nothing is held."""
 
     def _require(self, shape: OtherShape) -> None:
-        if shape not in self.recording.shapes:
-            known = "; ".join(s.key() for s in self.recording.shapes)
-            raise RecordingError(f"{shape.key()} is not in {self.recording.path}; recorded: {known}")
+        require_recorded(shape, self.recording.shapes, self.recording.path)
 
 
 def _example(kernel: Installed) -> str:

@@ -1,5 +1,6 @@
 """The replay backend: the same loop over a recorded sweep, without a card."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
+from kdatune_tuner.objective import AnyShape
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import StageConfig
 from kdatune_tuner.objective import sum_of_parts
@@ -105,9 +107,14 @@ class ReplayBackend:
         """Nothing is held."""
 
     def _require(self, shape: Shape) -> None:
-        if shape not in self.recording.shapes:
-            known = "; ".join(s.key() for s in self.recording.shapes)
-            raise RecordingError(f"{shape.key()} is not in {self.recording.path}; recorded: {known}")
+        require_recorded(shape, self.recording.shapes, self.recording.path)
+
+
+def require_recorded(shape: AnyShape, recorded: Collection[AnyShape], path: Path) -> None:
+    """Raise RecordingError for a shape that the recording does not hold, with those it does."""
+    if shape not in recorded:
+        known = "; ".join(s.key() for s in recorded)
+        raise RecordingError(f"{shape.key()} is not in {path}; recorded: {known}")
 
 
 def _timed(result: Result, timing: Timing) -> Result:

@@ -1,7 +1,6 @@
 """`kdatune export` and `kdatune import`: measurements as files that other tuners write and read."""
 
 import json
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +23,7 @@ from kdatune_tuner.cli_support import known_gpu
 from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.cli_support import read_settings
+from kdatune_tuner.cli_support import write_whole
 from kdatune_tuner.store import queries
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
@@ -85,7 +85,7 @@ def export(
                 served = [c for c in queries.champions(s, card) if not shapes or c.shape in shapes]
                 document = exchange_fla.dump(served)
                 count = len(document["autotune_entries"])
-    _write(out_file, json.dumps(document, indent=1) + "\n")
+    write_whole(out_file, json.dumps(document, indent=1) + "\n")
     if as_json:
         print_json(
             {"out": str(out_file), "format": form.value, "gpu": card.name, "kernel": kernel.value, "count": count}
@@ -129,12 +129,3 @@ def import_(
         soft_wrap=True,
         markup=False,
     )
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise KdatuneError(f"{path} cannot be written: {error.strerror}") from error

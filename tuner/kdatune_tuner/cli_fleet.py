@@ -3,16 +3,8 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn
-from rich.progress import MofNCompleteColumn
-from rich.progress import Progress
 from rich.progress import TaskID
-from rich.progress import TextColumn
-from rich.progress import TimeElapsedColumn
 
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import Shape
@@ -25,6 +17,7 @@ from kdatune_tuner.fleet import Item
 from kdatune_tuner.fleet import Report
 from kdatune_tuner.fleet import Work
 from kdatune_tuner.fleet import run_fleet
+from kdatune_tuner.progress import Bar
 from kdatune_tuner.progress import show_us
 from kdatune_tuner.recording import SHIPPED
 from kdatune_tuner.recording import recorded_shapes
@@ -76,7 +69,7 @@ def tune_with_workers(
         )
 
 
-class FleetWatch:
+class FleetWatch(Bar):
     """What a person sees: a bar a worker where stderr is a terminal, else a line whenever something has come to an end."""
 
     def __init__(self, cards: Sequence[Card], total: int) -> None:
@@ -85,30 +78,12 @@ class FleetWatch:
         self._ended = 0
         self._shapes: dict[int, str] = {}
         self._live = sys.stderr.isatty()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not self._live,
-            transient=True,
-        )
+        super().__init__(enabled=self._live)
         self._all = self._bar.add_task("shapes", total=total, note="")
         self._tasks: dict[int, TaskID] = {
             number: self._bar.add_task(f"worker {number}: starting on {card}", total=None, note="")
             for number, card in enumerate(cards)
         }
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def take(self, number: int, event: Json) -> None:
         """Something happened in a worker."""

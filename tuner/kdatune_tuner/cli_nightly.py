@@ -1,6 +1,5 @@
 """`kdatune nightly` and `kdatune nights`."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from kdatune_tuner.cli_tune import BackendName
 from kdatune_tuner.cli_tune import make_options
 from kdatune_tuner.cli_tune import open_backend
 from kdatune_tuner.fleet import Work
+from kdatune_tuner.fleet import stoppable
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.night_fleet import Fleet
 from kdatune_tuner.night_report import INTERRUPTED
@@ -59,7 +59,7 @@ def nightly(
     seconds = settings.nightly_budget_s if budget is None else parse_seconds(budget, "--budget")
     if recording is not None and backend is BackendName.GPU:
         raise UsageError("--recording belongs to --backend replay")
-    with _stoppable(), database(settings.database_url) as engine, single_flight(engine) as still_held:
+    with stoppable(), database(settings.database_url) as engine, single_flight(engine) as still_held:
         source = open_backend(backend, recording, settings)
         search = make_options(settings, "kda", trials, seed, night.TRIGGER)
         options = NightOptions(
@@ -144,13 +144,3 @@ def _closed(backend: Backend) -> Iterator[None]:
         yield
     finally:
         backend.close()
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """A scheduler stops a job with SIGTERM: it ends as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

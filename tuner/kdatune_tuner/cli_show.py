@@ -1,7 +1,6 @@
 """`kdatune resolve`, `history`, `rollback`, `export-snapshot`, `db upgrade`."""
 
 import json
-import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from kdatune_tuner.cli_support import known_gpu
 from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.cli_support import read_settings
+from kdatune_tuner.cli_support import write_whole
 from kdatune_tuner.progress import show_us
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
@@ -228,12 +228,7 @@ def export_snapshot(
     champions = sorted((replace(c, stale_reason=None) for c in champions), key=lambda c: c.shape.key())
     document = dump_snapshot(Snapshot(SCHEMA, card, generation, tuple(champions), others=tuple(others)))
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-    part = out_file.with_name(out_file.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, out_file)
-    except OSError as error:
-        raise KdatuneError(f"{out_file} cannot be written: {error.strerror}") from error
+    write_whole(out_file, text)
     out().print(
         f"{out_file}: {len(champions) + len(others)} champions of {card.name}, generation {generation}", soft_wrap=True
     )

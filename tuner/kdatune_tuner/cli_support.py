@@ -1,12 +1,14 @@
 """What the commands share: settings, the database, cards by name, durations, and where output goes."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 from typing import Any
 
@@ -15,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from sqlalchemy import Engine
 
+from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Gpu
@@ -52,6 +55,16 @@ def database(url: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody finds half of it. Raises KdatuneError where it cannot be written."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise KdatuneError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def out() -> Console:

@@ -160,7 +160,7 @@ def run_fleet(
         "lease_seconds": work.settings.claim_lease_s,
     }
     fleet = _Fleet(engine, report, listen, [item.shape.key() for item in items])
-    with _stoppable():
+    with stoppable():
         try:
             for number, card in enumerate(cards):
                 mates = sum(other.name == card.name for other in cards)
@@ -176,7 +176,7 @@ def run_fleet(
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """SIGTERM, by which a scheduler stops a job, ends the work as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -29,7 +29,6 @@ from kdatune_tuner.objective import AnyShape
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import WholeConfig
-from kdatune_tuner.objective import quantile
 from kdatune_tuner.objective import read_config
 from kdatune_tuner.promote import Decision
 from kdatune_tuner.store import queries
@@ -240,7 +239,6 @@ class Ledger:
         return not decisions or any(k.measured_at > decisions[0].decided_at for k in known.values())
 
     def _measurement(self, run: OpenRun, kernel: str, config: AnyConfig, result: Result) -> NewMeasurement:
-        samples = result.samples_us if result.ok else ()
         return NewMeasurement(
             run_id=run.id,
             kernel=kernel,
@@ -251,10 +249,7 @@ class Ledger:
             config_hash=digest(config),
             outcome=result.outcome,
             detail=result.detail,
-            median_us=result.median_us if samples else None,
-            p20_us=quantile(samples, 0.2) if samples else None,
-            p80_us=quantile(samples, 0.8) if samples else None,
-            sample_count=len(samples) or None,
+            **result.times(),
             o_error_ratio=result.o_error_ratio,
             state_error_ratio=result.state_error_ratio,
             requested_num_warps=_num_warps(config),

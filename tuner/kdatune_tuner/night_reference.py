@@ -24,7 +24,6 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import quantile
 from kdatune_tuner.objective import stage_of
 from kdatune_tuner.store import night
 from kdatune_tuner.store.engine import reading
@@ -177,7 +176,6 @@ class Reference:
         return {n: {key: statistics.median(all_us) for key, all_us in by.items()} for n, by in times.items()}
 
     def _row(self, shape: Shape, config: LaunchConfig, result: Result) -> night.ReferenceRow:
-        samples = result.samples_us if result.ok else ()
         return night.ReferenceRow(
             night_id=self._night_id,
             gpu_id=self._gpu_id,
@@ -187,10 +185,7 @@ class Reference:
             config_hash=digest(config),
             outcome=str(result.outcome),
             detail=result.detail,
-            median_us=result.median_us if samples else None,
-            p20_us=quantile(samples, 0.2) if samples else None,
-            p80_us=quantile(samples, 0.8) if samples else None,
-            sample_count=len(samples) or None,
+            **result.times(),
             sm_clock_mhz=result.sm_clock_mhz,
             throttle_reasons=result.throttle_reasons,
             measured_at=utc_now(),

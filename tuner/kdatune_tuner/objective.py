@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 from typing import Protocol
 
-from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.values import OtherConfig
 from kdatune_kernels.values import is_other
@@ -79,6 +77,16 @@ class Result:
     def median_us(self) -> float | None:
         return statistics.median(self.samples_us) if self.samples_us else None
 
+    def times(self) -> dict[str, Any]:
+        """What a stored row says of its time; nothing of one that failed."""
+        samples = self.samples_us if self.ok else ()
+        return {
+            "median_us": self.median_us if samples else None,
+            "p20_us": quantile(samples, 0.2) if samples else None,
+            "p80_us": quantile(samples, 0.8) if samples else None,
+            "sample_count": len(samples) or None,
+        }
+
 
 class Backend(Protocol):
     """Where measurements come from: a real card, or a recorded sweep.
@@ -113,11 +121,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Give back the card."""
-
-
-def default_stage(kernel: str, shape: Shape, gpu: Gpu) -> StageConfig:
-    """The stage of the default config."""
-    return stage_of(default_config(shape, gpu), kernel)
 
 
 def stage_of(config: LaunchConfig, kernel: str) -> StageConfig:

@@ -19,22 +19,20 @@ def show_us(time_us: float | None) -> str:
     return "-" if time_us is None else f"{time_us:,.1f} us"
 
 
-class Watch:
-    """A progress bar: the shape, the stage, trials done, and the best time so far."""
+class Bar:
+    """A progress bar on stderr while it is entered: a description, a count, a note, and the time gone by."""
 
-    def __init__(self, *, enabled: bool | None = None) -> None:
+    def __init__(self, *, enabled: bool) -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("best {task.fields[best]}"),
+            TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
-            disable=not (sys.stderr.isatty() if enabled is None else enabled),
+            disable=not enabled,
             transient=True,
         )
-        self._task = self._bar.add_task("", best="-", visible=False)
-        self._shapes = (1, 1)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -44,6 +42,15 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class Watch(Bar):
+    """A progress bar: the shape, the stage, trials done, and the best time so far."""
+
+    def __init__(self, *, enabled: bool | None = None) -> None:
+        super().__init__(enabled=sys.stderr.isatty() if enabled is None else enabled)
+        self._task = self._bar.add_task("", note=_best(None), visible=False)
+        self._shapes = (1, 1)
 
     def shape_of(self, number: int, count: int) -> None:
         """Which of the shapes comes now."""
@@ -55,9 +62,13 @@ class Watch:
         at = f"[{number}/{count}] " if count > 1 else ""
         # markup: the bracket of the counter is escaped
         text = f"{at}{shape.key()} {stage}".replace("[", "\\[")
-        self._bar.reset(self._task, total=total, description=text, best="-", visible=True)
+        self._bar.reset(self._task, total=total, description=text, note=_best(None), visible=True)
 
     def trial(self, done: int, best_us: float | None, last_us: float | None) -> None:
         """A trial is finished."""
         best = min((t for t in (best_us, last_us) if t is not None), default=None)
-        self._bar.update(self._task, completed=done, best=show_us(best))
+        self._bar.update(self._task, completed=done, note=_best(best))
+
+
+def _best(time_us: float | None) -> str:
+    return f"best {show_us(time_us)}"
