@@ -263,6 +263,16 @@ def test_a_night_leads_to_its_report_and_that_to_the_config(open_page, site):
     page.wait_for_url(f"**/configs/{KEY}")
 
 
+def new_token(site, scope):
+    return subprocess.run(
+        [sys.executable, "-m", "kdatune_tuner.cli", "token", "create", "browser", "--scope", scope],
+        env={"KDATUNE_DATABASE_URL": site.database_url},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[0]
+
+
 def test_a_regression_is_acknowledged_with_a_token_and_only_with_one(open_page, own_site):
     watched = open_page(own_site)
     page = watched.open("/trends/regressions/1")
@@ -271,13 +281,7 @@ def test_a_regression_is_acknowledged_with_a_token_and_only_with_one(open_page, 
     page.get_by_role("button", name="Acknowledge").click()
     page.get_by_role("alert").filter(has_text="401").wait_for()
     watched.wrong = [w for w in watched.wrong if "status of 401" not in w]
-    token = subprocess.run(
-        [sys.executable, "-m", "kdatune_tuner.cli", "token", "create", "acks", "--scope", "regressions:write"],
-        env={"KDATUNE_DATABASE_URL": own_site.database_url},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()[0]
+    token = new_token(own_site, "regressions:write")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Acknowledge").click()
     page.locator("section[aria-labelledby=h-acknowledge]").get_by_text("the new driver").wait_for()
@@ -314,13 +318,7 @@ def test_a_config_is_rolled_back_with_a_token_and_only_with_one(open_page, own_s
     page.get_by_role("alert").filter(has_text="401").wait_for()
     assert served(own_site, "N=1,H=96,T=8192") == before
     watched.wrong = [w for w in watched.wrong if "status of 401" not in w]
-    token = subprocess.run(
-        [sys.executable, "-m", "kdatune_tuner.cli", "token", "create", "rollbacks", "--scope", "promotions:write"],
-        env={"KDATUNE_DATABASE_URL": own_site.database_url},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()[0]
+    token = new_token(own_site, "promotions:write")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Roll back").click()
     page.locator("section[aria-labelledby=h-history]").get_by_text("numerics differ").wait_for()

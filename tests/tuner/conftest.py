@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,34 @@ REAL_SWEEP = Path(__file__).parent.parent / "data" / "h200-earlier-kernels.jsonl
 H200 = KNOWN_GPUS["NVIDIA H200"]
 SHAPE = shape_of(1, 96, 8192)
 BUILD = Build("kernels", "space", "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """What the commands of a test see: no settings of this machine, a database file of their own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
+    return kept | {"KDATUNE_DATABASE_URL": f"sqlite:///{tmp_path / 'kdatune.db'}"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path) -> Run:
+    """`kdatune` as a real process, to its end; warnings are errors."""
+
+    def call(*arguments: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "kdatune_tuner.cli", *map(str, arguments)],
+            env=environment | {"PYTHONWARNINGS": "error"} | more,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return call
 
 
 @pytest.fixture(scope="session")

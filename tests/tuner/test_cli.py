@@ -1,7 +1,6 @@
 """The command line as its users meet it: real processes, exit codes, stdout and stderr."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -36,24 +35,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
-    return kept | {
-        "KDATUNE_DATABASE_URL": f"sqlite:///{tmp_path / 'kdatune.db'}",
-        "KDATUNE_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONWARNINGS": "error",
-    }
-
-
-@pytest.fixture
-def run(environment: dict[str, str], tmp_path: Path) -> Run:
-    def call(*arguments: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
-        command = [*KDATUNE, *map(str, arguments)]
-        return subprocess.run(
-            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    return call
+def environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    return environment | {"KDATUNE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "error"}
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`kdatune doctor`, `backup` and `restore` as their users meet them, beside a running service."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,25 +28,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def environment(tmp_path: Path, url: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
-    return kept | {"KDATUNE_DATABASE_URL": url, "KDATUNE_CACHE_DIR": str(tmp_path / "cache"), "KDATUNE_PORT": "9"}
-
-
-@pytest.fixture
-def run(tmp_path: Path, environment: dict[str, str]) -> Run:
-    def call(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "kdatune_tuner.cli", *arguments],
-            env=environment | {"PYTHONWARNINGS": "error"} | more,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return call
+def environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    return environment | {"KDATUNE_CACHE_DIR": str(tmp_path / "cache"), "KDATUNE_PORT": "9"}
 
 
 def states(result: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, str]]:

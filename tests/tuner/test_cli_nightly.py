@@ -33,29 +33,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
-    return kept | {
-        "KDATUNE_DATABASE_URL": f"sqlite:///{tmp_path / 'kdatune.db'}",
-        "PYTHONWARNINGS": "error",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-    }
-
-
-@pytest.fixture
-def run(environment: dict[str, str], tmp_path: Path) -> Run:
-    def call(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*KDATUNE, *arguments],
-            env=environment | more,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return call
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return environment | {"PYTHONWARNINGS": "error", "PYTHONPATH": path}
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """`kdatune regressions` and `kdatune regressions ack`, as real processes."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC
 from datetime import datetime
@@ -65,21 +63,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, url: str) -> Run:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
-
-    def call(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "kdatune_tuner.cli", *arguments],
-            env=kept | {"KDATUNE_DATABASE_URL": url, "PYTHONWARNINGS": "error"} | variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return call
+def environment(environment: dict[str, str], url: str) -> dict[str, str]:
+    return environment | {"KDATUNE_DATABASE_URL": url}
 
 
 def test_it_looks_lists_and_is_told(run: Run, url: str) -> None:

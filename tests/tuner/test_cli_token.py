@@ -1,11 +1,9 @@
 """`kdatune token` and what `kdatune serve` does without one, as real processes."""
 
 import json
-import os
 import re
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,21 +26,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, url: str) -> Run:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KDATUNE_")}
-
-    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "kdatune_tuner.cli", *arguments],
-            env=kept | {"KDATUNE_DATABASE_URL": url, "PYTHONWARNINGS": "error"},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return call
+def environment(environment: dict[str, str], url: str) -> dict[str, str]:
+    return environment | {"KDATUNE_DATABASE_URL": url}
 
 
 def test_a_token_is_made_listed_and_revoked(run: Run, url: str) -> None:
