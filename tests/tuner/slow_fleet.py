@@ -4,6 +4,7 @@ python slow_fleet.py tune --workers 3 ...     the command; its workers are this 
 
 SLOW_SECONDS    what a measurement takes (0.01)
 SLOW_CALLS      file to which every measurement adds a line: process id, kernel, shape, config digest
+SLOW_PAUSE      the measurement of this number and all later ones wait until SLOW_CALLS with the ending .go is there
 SLOW_DEADLY     a shape key on which a worker dies
 SLOW_SWEEP      the recording
 SLOW_FAKE       measure on fake_device.py instead of a recording; its card is named after CUDA_VISIBLE_DEVICES
@@ -46,13 +47,17 @@ class Slow(ReplayBackend):
 
 def note(kernel, shape, config):
     line = f"{os.getpid()} {kernel} {shape.key()} {digest(config)}\n"
-    handle = os.open(os.environ["SLOW_CALLS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    calls = Path(os.environ["SLOW_CALLS"])
+    handle = os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(handle, line.encode())
     os.close(handle)
     if shape.key() == os.environ.get("SLOW_DEADLY"):
         sys.stderr.write("this shape is deadly\n")
         sys.stderr.flush()
         os._exit(3)
+    if "SLOW_PAUSE" in os.environ and len(calls.read_bytes().splitlines()) >= int(os.environ["SLOW_PAUSE"]):
+        while not calls.with_suffix(".go").exists():
+            time.sleep(0.01)
     time.sleep(float(os.environ.get("SLOW_SECONDS", "0.01")))
 
 
