@@ -1,4 +1,7 @@
-"""`kdatune` with a replay backend that takes its time, so that a test can interrupt it in the middle."""
+"""`kdatune` with a replay backend that takes its time, so that a test can interrupt it in the middle.
+
+python slow_tune.py SWEEP MOST tune ...: it measures MOST configs at most, then it hangs until it is interrupted.
+"""
 
 import sys
 import time
@@ -11,12 +14,15 @@ from kdatune_tuner.recording import load_recording
 
 
 class Slow(ReplayBackend):
+    left = 0
+
     def measure(self, kernel, shape, config):
-        time.sleep(0.01)
+        self.left -= 1
+        time.sleep(0.01 if self.left >= 0 else 600)
         return super().measure(kernel, shape, config)
 
 
 if __name__ == "__main__":
-    sweep = Path(sys.argv.pop(1))
+    sweep, Slow.left = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
     cli_tune.open_backend = lambda *_: Slow(load_recording(sweep))
     cli.main()

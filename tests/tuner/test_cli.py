@@ -234,17 +234,19 @@ def test_an_interrupted_search_keeps_its_trials_and_goes_on(
     environment: dict[str, str], run: Run, replay: Run, real_sweep_path: Path, number: signal.Signals
 ) -> None:
     script = Path(__file__).parent / "slow_tune.py"
-    command = [sys.executable, str(script), str(real_sweep_path), "tune", "--shape", KEY, "--trials", "1000", "--json"]
+    # more than 300 it does not measure, however late the signal is
+    command = [sys.executable, str(script), str(real_sweep_path), "300"]
+    command += ["tune", "--shape", KEY, "--trials", "1000", "--json"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while stored(environment) < 100 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     kept = stored(environment)
-    assert 100 <= kept < 508
+    assert 100 <= kept <= 300
     if number is signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
@@ -286,11 +288,11 @@ def test_up_tunes_serves_and_is_quick_the_second_time(
             url = re.search(r"serves on (http://127\.0\.0\.1:\d+)", text)[1]
             asked = re.search(r"curl '(.*)'", text)[1]
             assert asked == f"{url}/v1/configs/resolve?gpu=NVIDIA%20H200&kernel=kda&N=1&H=96&T=8192"
-            with urllib.request.urlopen(asked, timeout=10) as reply:  # noqa: S310 - http, this machine
+            with urllib.request.urlopen(asked, timeout=60) as reply:  # noqa: S310 - http, this machine
                 document = json.load(reply)
             assert (document["match"], document["measured_us"]) == ("exact", pytest.approx(757.0))
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
             assert "Traceback" not in process.stderr.read()
             tables.append(text)
     assert tables[0].count("promoted") == 3

@@ -39,22 +39,21 @@ def environment(environment: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def started(
-    url: str, environment: dict[str, str], *arguments: str, trial_seconds: float = 0.05, trials: int = 10
-) -> Iterator["subprocess.Popen[str]"]:
-    """A night of 14 configs a stage for A and B; entered once it has measured some trials."""
+def started(url: str, environment: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A night of 14 configs a stage for A and B; entered once it has stored some trials, and it does not come to its end."""
     upgrade(url)
     engine = open_engine(url)
     with writing(engine) as s:
         for shape, count in ((A, 50), (B, 5)):
             writes.report_demand(s, "NVIDIA H200", "kda", shape, count)
     command = [*SLOW, "nightly", "--trials", "14", *arguments]
-    env = environment | {"KDATUNE_DATABASE_URL": url, "SLOW_NIGHT_SECONDS": str(trial_seconds)}
+    env = environment | {"KDATUNE_DATABASE_URL": url, "SLOW_NIGHT_MOST": "25"}
     try:
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
-                deadline = time.monotonic() + 60
-                while measured(engine) < trials and time.monotonic() < deadline:
+                deadline = time.monotonic() + 120
+                while measured(engine) < 10:
+                    assert time.monotonic() < deadline
                     time.sleep(0.02)
                 yield process
             finally:
@@ -127,7 +126,7 @@ def test_a_night_that_is_ended_goes_on_and_repeats_nothing(
     url = environment["KDATUNE_DATABASE_URL"]
     with started(url, environment, "--json") as process:
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     engine = open_engine(url)
     kept = measured(engine)
     assert kept >= 10
@@ -165,12 +164,12 @@ def test_a_night_that_is_ended_goes_on_and_repeats_nothing(
 def test_a_second_night_at_once_leaves_with_a_clear_word(database_url: str, environment: dict[str, str]) -> None:
     command = [*KDATUNE, "nightly", "--backend", "replay", "--json"]
     env = environment | {"KDATUNE_DATABASE_URL": database_url}
-    with started(database_url, environment, trial_seconds=5.0, trials=1) as process:
-        second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    with started(database_url, environment) as process:
+        second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert process.poll() is None, "the first one is at work still"
         known(second, 1, "another nightly run is at work on this database; this one leaves")
         process.send_signal(signal.SIGKILL)  # its lock dies with it
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     third = subprocess.run(
         [*command, "--trials", "1"], env=env, capture_output=True, text=True, timeout=120, check=False
     )

@@ -26,6 +26,7 @@ from kdatune_tuner.store.models import ProblemModel
 SCRIPT = str(Path(__file__).parent / "killed_tune.py")
 SHAPES = ("N=1,H=96,T=8192", "N=1,H=64,T=8192")
 KILLS = 20
+LATE = 15  # measurements later than it should, a run hangs until it is killed
 
 
 class Tuning:
@@ -35,9 +36,9 @@ class Tuning:
         self.process = process
         self.folder = folder
 
-    def start(self) -> int:
-        """Begin, or go on; the process id."""
-        self.process.stdin.write("go\n")
+    def start(self, last: float = float("inf")) -> int:
+        """Begin, or go on until the measurement of that number; the process id."""
+        self.process.stdin.write(f"{last}\n")
         self.process.stdin.flush()
         word, pid = self.process.stdout.readline().split()
         assert word == "pid"
@@ -86,11 +87,11 @@ def kill_at_random(search: Tuning, total: int, dice: random.Random, kills: int =
     moments = sorted(dice.sample(range(total), kills))
     hits = 0
     for number, moment in enumerate(moments):
-        pid = search.start()
+        pid = search.start(moment + LATE)
         if number % 7 == 0:
             time.sleep(dice.uniform(0.0, 0.3))  # while it opens the database, or a moment after
         else:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while len(search.lines("calls.txt")) < moment and runs(pid):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
