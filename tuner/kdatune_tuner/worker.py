@@ -22,6 +22,7 @@ from kdatune_tuner.outcome import Outcome
 # After these the CUDA context of the child is not to be trusted: an illegal access makes every later call fail.
 _FATAL = {Outcome.ILLEGAL_ACCESS, Outcome.LAUNCH_ERROR, Outcome.ABORT, Outcome.TIMEOUT}
 _START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes a minute
+_PATIENCE_S = 10.0  # a busy machine takes a moment to end a process that has closed its pipe
 _DETAIL_CHARACTERS = 300
 
 
@@ -100,7 +101,7 @@ class Worker:
         child = self._child = _Child(self._modules)
         line = child.exchange(b"", time.monotonic() + _START_TIMEOUT_S)
         if line is None:
-            how = child.end_of_life(patience_s=1.0)
+            how = child.end_of_life()
             self.close()
             raise DeviceError(f"the measuring process did not start: {how}")
         answer = json.loads(line)
@@ -144,10 +145,10 @@ class _Child:
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
-    def end_of_life(self, patience_s: float = 10.0) -> str:
+    def end_of_life(self) -> str:
         """How the child ended and the last line it wrote to stderr."""
         try:
-            code = self._process.wait(patience_s)
+            code = self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             return "no answer"
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
