@@ -84,7 +84,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 def _execute(url: str, statement: str) -> None:
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(plain, autocommit=True, connect_timeout=5) as connection:
+    with psycopg.connect(plain, autocommit=True, connect_timeout=30) as connection:
         connection.execute(statement.encode())
 
 
@@ -93,24 +93,23 @@ def _own_server(programs: Path, folder: str) -> Iterator[str]:
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root; its package makes a user for it
         user = {"user": "postgres", "cwd": "/"}
         shutil.chown(folder, "postgres")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     data = f"{folder}/data"
-    start = [
-        "-w",
-        "-l",
-        f"{data}/log",
-        "-o",
-        f"-h 127.0.0.1 -p {port} -c unix_socket_directories='' -c fsync=off",
-        "start",
-    ]
 
     def call(program: str, *arguments: str) -> None:
         subprocess.run([programs / program, "-D", data, *arguments], check=True, stdout=subprocess.DEVNULL, **user)
 
     call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-    call("pg_ctl", *start)
+    for tries_left in reversed(range(5)):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        how = f"-h 127.0.0.1 -p {port} -c unix_socket_directories='' -c fsync=off"
+        try:
+            call("pg_ctl", "-w", "-t", "200", "-l", f"{data}/log", "-o", how, "start")
+            break
+        except subprocess.CalledProcessError:  # another process may have taken the port by now
+            if not tries_left:
+                raise
     try:
         yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
     finally:

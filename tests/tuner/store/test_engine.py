@@ -165,12 +165,13 @@ def test_a_busy_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         engine.dispose()
 
 
-def test_postgres_writers_go_one_at_a_time(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = open_engine(postgres_server, must_exist=False)
-    second = open_engine(postgres_server, must_exist=False)
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_postgres_writers_go_one_at_a_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_engine(database_url, must_exist=False)
+    second = open_engine(database_url, must_exist=False)
     try:
-        with writing(first):
-            monkeypatch.setattr("kdatune_tuner.store.engine.BUSY_TIMEOUT_S", 1)
+        with writing(first), monkeypatch.context() as patch:
+            patch.setattr("kdatune_tuner.store.engine.BUSY_TIMEOUT_S", 1)
             with pytest.raises(StoreError, match="is busy: another writer held it"), writing(second):
                 pass
         with writing(second) as s:
