@@ -54,7 +54,7 @@ def run(environment: dict[str, str], tmp_path: Path) -> Run:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 

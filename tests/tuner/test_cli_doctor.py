@@ -114,7 +114,7 @@ def test_backup_and_restore_beside_a_running_service(run: Run, url: str, environ
         assert found["service"]["state"] == "ok"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(120)
         server.stdout.close()
     assert server.returncode in (0, -signal.SIGTERM)
     engine = open_engine(url)

@@ -68,7 +68,7 @@ NcuMaker = Callable[..., str]
 
 _SCRIPT = '''#!{python}
 """Stands in for ncu: says its version, answers for the target, prints what it is told, leaves the report it is told."""
-import json, sys, time
+import json, sys
 from pathlib import Path
 
 if "--version" in sys.argv:
@@ -82,7 +82,6 @@ told = json.loads((here / "told.json").read_text())
 request = json.loads(Path(sys.argv[-1]).read_text())
 (here / "request.json").write_text(json.dumps(request))
 print(told["output"], flush=True)
-time.sleep(told["sleep_s"])
 if told["answer"] is not None:
     answer = dict(told["answer"])
     if "outcomes" in answer:
@@ -107,7 +106,6 @@ def make_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NcuMaker:
         exit_code: int = 0,
         report: bytes | None = None,
         answer: dict | None = None,
-        sleep_s: float = 0,
     ) -> str:
         folder = tmp_path / "fake-ncu"
         folder.mkdir(exist_ok=True)
@@ -118,7 +116,6 @@ def make_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NcuMaker:
             "exit_code": exit_code,
             "report": None if report is None else "recorded.ncu-rep",
             "answer": answer,
-            "sleep_s": sleep_s,
         }
         (folder / "told.json").write_text(json.dumps(told))
         program = folder / "ncu"

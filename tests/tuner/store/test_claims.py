@@ -62,6 +62,13 @@ def end_lease(engine: Engine, claim: Claim) -> None:
         s.execute(update(ClaimModel).where(ClaimModel.id == claim.id).values(lease_ends_at=past))
 
 
+def after(engine: Engine) -> datetime:
+    """A moment after all that was done, also by SQLite's clock, which counts milliseconds."""
+    time.sleep(0.002)
+    with reading(engine) as s:
+        return claims.database_now(s)
+
+
 def test_the_clock_is_the_databases(engine: Engine) -> None:
     before = datetime.now(UTC) - timedelta(seconds=5)
     with reading(engine) as s:
@@ -89,8 +96,7 @@ def test_what_is_done_is_done_for_the_round_and_with_its_run(take, keys, engine,
     assert states(engine, keys, now)[0] == ("done", False)
     assert take("b").problem_id == keys.problem_ids[1]
     # the next round takes it again
-    with reading(engine) as s:
-        later = claims.database_now(s)
+    later = after(engine)
     again = take("c", since=later)
     assert (again.problem_id, again.attempts) == (keys.problem_ids[0], 1)
 
@@ -175,8 +181,7 @@ def test_a_key_that_kills_its_workers_is_failed(take, keys, engine, now) -> None
         first = claims.standing(s, keys, now)[0]
     assert (first.state, first.free, first.detail) == (ClaimState.FAILED, False, "ended with signal SIGKILL")
     # tomorrow it may be tried again
-    with reading(engine) as s:
-        later = claims.database_now(s)
+    later = after(engine)
     assert take("tomorrow", since=later).attempts == 1
 
 
