@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,8 +111,10 @@ def test_backup_and_restore_beside_a_running_service(run: Run, url: str, environ
         done = run("restore", "first.db", "--yes")
         assert done.returncode == 0, done.stderr
         assert "before-restore-1" in done.stderr
-        found = states(run("doctor", "--json", KDATUNE_URL=address))
-        assert found["service"]["state"] == "ok"
+        # a service that a busy machine keeps from answering for two seconds is a problem, too
+        deadline = time.monotonic() + 120
+        while states(run("doctor", "--json", KDATUNE_URL=address))["service"]["state"] != "ok":
+            assert time.monotonic() < deadline
     finally:
         server.terminate()
         server.wait(120)
