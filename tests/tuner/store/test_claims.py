@@ -185,6 +185,16 @@ def test_a_key_that_kills_its_workers_is_failed(take, keys, engine, now) -> None
     assert take("tomorrow", since=later).attempts == 1
 
 
+def test_commands_that_start_together_count_the_same_deaths(take, engine) -> None:
+    """The second began before the first held a key: there was no round to join, yet it is one."""
+    second = after(engine)
+    end_lease(engine, take("first"))
+    assert take("second", since=second).attempts == 2
+    # what died before a command began is not counted
+    end_lease(engine, take("third"))
+    assert take("fourth", since=after(engine)).attempts == 1
+
+
 def test_a_key_is_held_once_whatever_the_plan(take, keys, engine, now) -> None:
     other = replace(keys, plan="another")
     first = take("a")

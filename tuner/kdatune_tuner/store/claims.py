@@ -138,7 +138,7 @@ def take(s: Session, keys: Keys, owner: str, lease_seconds: float, since: dateti
         row = rows.get(problem_id)  # one that is missing is locked by somebody else: passed over
         if row is None or problem_id in elsewhere or not _free(row, now, since):
             continue
-        if row.round_started_at < since or row.state in (ClaimState.DONE, ClaimState.FAILED):
+        if _before(row, since) or row.state in (ClaimState.DONE, ClaimState.FAILED):
             row.attempts, row.detail, row.round_started_at = 0, None, since
         if row.attempts >= MAX_ATTEMPTS:
             row.detail = row.detail or f"{MAX_ATTEMPTS} workers ended while they tuned it, the last was {row.owner}"
@@ -266,6 +266,11 @@ def _free(row: ClaimModel, now: datetime, since: datetime) -> bool:
     if row.state == ClaimState.HELD:
         return not _lives(row, now)
     return row.finished_at is None or row.finished_at < since
+
+
+def _before(row: ClaimModel, since: datetime) -> bool:
+    """Whether the row is of an earlier round. Commands that start together may each begin one: what was taken since is ours."""
+    return row.round_started_at < since and (row.taken_at is None or row.taken_at < since)
 
 
 def _held(s: Session, claim: Claim) -> ClaimModel:
