@@ -5,6 +5,7 @@ python slow_fleet.py tune --workers 3 ...     the command; its workers are this 
 SLOW_SECONDS    what a measurement takes (0.01)
 SLOW_CALLS      file to which every measurement adds a line: process id, kernel, shape, config digest
 SLOW_PAUSE      the measurement of this number and all later ones wait until SLOW_CALLS with the ending .go is there
+SLOW_START      workers hang at their start, once SLOW_CALLS with the ending .started is there
 SLOW_DEADLY     a shape key on which a worker dies
 SLOW_SWEEP      the recording
 SLOW_FAKE       measure on fake_device.py instead of a recording; its card is named after CUDA_VISIBLE_DEVICES
@@ -73,6 +74,9 @@ def open_fake(name, recording, settings):
 if __name__ == "__main__":
     if sys.argv[1] == "worker":
         sys.argv.pop(1)
+        if "SLOW_START" in os.environ:
+            Path(os.environ["SLOW_CALLS"]).with_suffix(".started").touch()
+            time.sleep(600)
         fleet_worker.open_backend = open_fake if "SLOW_FAKE" in os.environ else open_slow
         fleet_worker.main()
     else:

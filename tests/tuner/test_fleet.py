@@ -256,6 +256,16 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(local: Bench, number: sign
         check_all_done(local)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_starting_is_ended_too(local: Bench, number: signal.Signals) -> None:
+    process = local.start("--workers", "1", background=number is signal.SIGTERM, SLOW_START="1")
+    local.wait(local.calls_path.with_suffix(".started").exists)
+    process.send_signal(number)
+    document, _ = finished(process, 130)
+    assert [one["reason"] for one in document["crashes"]] == ["ended with signal SIGTERM"]
+    assert [one["shape"] for one in document["unfinished"]] == SHAPES
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

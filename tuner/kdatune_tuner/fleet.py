@@ -227,7 +227,8 @@ class _Fleet:
         try:
             for member in self._members:
                 if member.process.poll() is None:
-                    member.process.send_signal(signal.SIGINT)
+                    # not SIGINT: one that is starting in a background job ignores that, as its shell told it to
+                    member.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + PATIENCE_S
             while self._ready.get_map() and time.monotonic() < deadline:
                 for key, _ in self._ready.select(1.0):
