@@ -91,22 +91,28 @@ def _packages(options: argparse.Namespace) -> Iterator[list[Path]]:
         yield given + [write_candidate(text, folder) for text in options.patches]
 
 
+def _named(row: Json) -> Json:
+    return {name: value for name, value in row.items() if name != "package"}
+
+
 def _compiled(package: str, folders: list[Path], kernels: list[str], seconds: float) -> list[Json]:
     rows: list[Json] = []
-    end = _child("offline.py", [package, ",".join(kernels)], folders, seconds, rows.append)
+    end = _child("offline.py", [package, ",".join(kernels)], folders, seconds, lambda row: rows.append(_named(row)))
     return rows if end == "ok" else [*rows, {"kernel": "-", "error": end}]
 
 
 def compile_only(packages: list[Path], options: argparse.Namespace) -> Json:
-    """Shipped and every candidate, kernel by kernel."""
+    """Shipped and every candidate, kernel by kernel; of a candidate only what differs is shown."""
     document: Json = {"compiled": {}}
+    shipped: list[Json] = []
     for name, folder in [("kdatune_kernels", TREE / "kernels"), *((p.name, p.parent) for p in packages)]:
         rows = _compiled(name, [folder], options.kernels, options.seconds)
+        shipped = shipped or rows
         document["compiled"][name] = rows
         _write(document, options.out)
         print(f"\n{name}")  # noqa: T201  the table is this program's answer
         print(_heading())  # noqa: T201
-        for row in rows:
+        for row in (r for r in rows if rows is shipped or r not in shipped):
             print("\n".join(_compiled_lines(row)))  # noqa: T201
     return document
 

@@ -1,6 +1,6 @@
 """What a kernel package costs on sm_90 without a card: registers, spills, shared memory, and its loops in machine code.
 
-Run as a program: `offline.py PACKAGE [KERNEL,...]` prints one JSON line a kernel. PACKAGE must be importable.
+Run as a program, `offline.py PACKAGE KERNEL,... [PACKAGE KERNEL,...]`: one JSON line a kernel, of packages on the import path.
 """
 
 import importlib
@@ -17,7 +17,9 @@ import triton
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 K2_TILES = ("64", "64r128", "128w8", "128c2")
-KERNELS = ("k1 cp_async", "k1 tma", *(f"k2 {tile}" for tile in K2_TILES), "pass A", "pass B", "default many chains")
+# Shapes whose default config is compiled, every stage: there a changed default shows, or a fused kernel.
+DEFAULTS = {"default one wave": (1, 64, 8192), "default many chains": (64, 96, 65536)}
+KERNELS = ("k1 cp_async", "k1 tma", *(f"k2 {tile}" for tile in K2_TILES), "pass A", "pass B", *DEFAULTS)
 
 _LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*)")
 _LABEL = re.compile(r"^\s*(\.L_x_\d+):")
@@ -87,10 +89,7 @@ def _disassembled(cubin: bytes) -> str:
 
 
 def compile_kernel(package: str, kernel: str) -> list[dict[str, Any]]:
-    """Compile one of KERNELS of a package for an H200, fp16 tiles, as `compile.py` of that package does.
-
-    "default many chains" is every stage of the package's default for N 64 H 96 T 65536: a fused kernel shows up there.
-    """
+    """Compile one of KERNELS of a package for an H200, fp16 tiles, as `compile.py` of that package does."""
     compiler = importlib.import_module(f"{package}.compile")
     space = importlib.import_module(f"{package}.space")
     spec = importlib.import_module(f"{package}.spec")
@@ -136,25 +135,28 @@ def _compile(compiler: Any, space: Any, spec: Any, kernel: str) -> list[Any]:
     if kind == "pass":
         both = compiler.compile_passes(spec.K2Config(variant="ws", segments=4))
         return list(both)
-    shape = spec.shape_of(64, 96, 65536)
+    shape = spec.shape_of(*DEFAULTS[kernel])
     config = space.default_config(shape, spec.KNOWN_GPUS["NVIDIA H200"])
     return [compiler.compile_config(part) for part in (config.k1, config.k2) if part is not None]
 
 
+def _rows(package: str, kernel: str) -> list[dict[str, Any]]:
+    try:
+        rows = compile_kernel(package, kernel)
+    except Exception as error:  # noqa: BLE001  a candidate that does not compile is a result
+        rows = [{"kernel": kernel, "error": f"{type(error).__name__}: {error}".strip()[:400]}]
+    for row in rows:
+        if kernel == "pass" and "error" not in row:
+            row["kernel"] = "pass A" if row["kernel"].endswith("0") else "pass B"
+    return rows
+
+
 def main() -> None:
-    package = sys.argv[1]
-    wanted = sys.argv[2].split(",") if len(sys.argv) > 2 else list(KERNELS)
-    wanted = list(dict.fromkeys("pass" if w.startswith("pass") else w for w in wanted))
-    for kernel in wanted:
-        try:
-            found = compile_kernel(package, kernel)
-        except Exception as error:  # noqa: BLE001  a candidate that does not compile is a result
-            found = [{"kernel": kernel, "error": f"{type(error).__name__}: {error}".strip()[:400]}]
-        for one in found:
-            if kernel == "pass" and "error" not in one:
-                one["kernel"] = "pass A" if one["kernel"].endswith("0") else "pass B"
-            sys.stdout.write(json.dumps(one) + "\n")
-            sys.stdout.flush()
+    for package, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        for kernel in dict.fromkeys("pass" if w.startswith("pass") else w for w in text.split(",")):
+            for row in _rows(package, kernel):
+                sys.stdout.write(json.dumps({"package": package, **row}) + "\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":
