@@ -341,7 +341,12 @@ class ChampionCache:
             if self._failing:
                 log.info("the database answers again, generation %d", index.generation)
             self._failing = False
-            self._index = index
+            if index is not self._index:
+                self._index = index
+                # not before: who reads in /metrics that a generation is served is served it
+                self._metrics.generation.set(index.generation)
+                self._metrics.champions.set(index.count)
+                log.info("serving generation %d, %d champions", index.generation, index.count)
             return index
         finally:
             self._checked_at = time.monotonic()
@@ -375,7 +380,4 @@ class ChampionCache:
             # for 50 to 150 ms each time. What is dropped later is freed all the same, by its count of references.
             gc.freeze()
         self._metrics.reloads.labels("all" if changed is None else "changes").inc()
-        self._metrics.generation.set(newest.generation)
-        self._metrics.champions.set(index.count)
-        log.info("serving generation %d, %d champions", newest.generation, index.count)
         return index
