@@ -172,6 +172,7 @@ def local_shelf(local_url: str) -> Iterator[Shelf]:
 @pytest.fixture(scope="module")
 def local(local_url: str) -> Iterator[TestClient]:
     with TestClient(create_app(Settings(database_url=local_url), check_every_seconds=0.0)) as client:
+        client.get("/v1/snapshots/NVIDIA%20H200")  # as in `client`
         yield client
 
 

@@ -246,7 +246,7 @@ def test_uvicorn_itself_does_not_start_for_strangers(local_url, tmp_path):
         env={"KDATUNE_DATABASE_URL": local_url, "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 3

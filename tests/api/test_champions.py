@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def champion_list(found):
 
 
 @given(FOUND, SHAPES, st.sampled_from(GPUS))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_index_answers_what_match_find_answers(found, shape, gpu):
     champions = champion_list(found)
     index = ChampionIndex(Mark(99), champions, GPUS)
@@ -77,7 +78,7 @@ def test_the_index_answers_what_match_find_answers(found, shape, gpu):
 
 
 @given(FOUND, st.sampled_from(GPUS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_view_holds_what_may_be_served_newest_first(found, gpu):
     champions = champion_list(found)
     view = ChampionIndex(Mark(99), champions, GPUS).view(gpu)

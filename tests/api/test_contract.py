@@ -73,11 +73,11 @@ def live(tmp_path_factory):
             session.trust_env = False
             address = f"http://127.0.0.1:{bound.getsockname()[1]}"
             schema = schemathesis.openapi.from_dict(DOCUMENT)
-            assert session.get(f"{address}/readyz", timeout=60).status_code == 200
+            assert session.get(f"{address}/readyz", timeout=120).status_code == 200
             yield Live(address, session, schema, log)
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(60)
     assert "Traceback" not in log.read_text()
     with engine.connect() as connection:  # all is still there and whole
         for table in Base.metadata.tables:
@@ -96,7 +96,7 @@ def test_no_request_is_answered_with_a_5xx(live, mode, path, method):
     @given(strategy)
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def ask(case):
-        response = case.call(base_url=live.url, session=live.session)
+        response = case.call(base_url=live.url, session=live.session, timeout=60)
         case.validate_response(response, checks=CHECKS)
 
     ask()

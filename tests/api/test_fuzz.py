@@ -1,5 +1,9 @@
-"""Whatever the query, the path or the body: never a 5xx, and every refusal is a problem document."""
+"""Whatever the query, the path or the body: never a 5xx, and every refusal is a problem document.
 
+KDATUNE_FUZZ_EXAMPLES: examples of each test, other ones every time. Without it: 150, always the same ones.
+"""
+
+import os
 from typing import Annotated
 from urllib.parse import parse_qsl
 from urllib.parse import quote
@@ -85,7 +89,12 @@ JSON = st.recursive(
     max_leaves=8,
 )
 
-fuzz = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(
+    max_examples=int(os.environ.get("KDATUNE_FUZZ_EXAMPLES", "150")),
+    derandomize="KDATUNE_FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def sound(response):

@@ -153,7 +153,7 @@ def test_a_body_that_drips_is_given_up_on(local_url, monkeypatch):
         async def receive():
             drop = next(drops, None)
             if drop is None:
-                await asyncio.sleep(60)
+                await asyncio.sleep(3600)
             return drop
 
         async def send(message):
@@ -165,7 +165,7 @@ def test_a_body_that_drips_is_given_up_on(local_url, monkeypatch):
             "path": "/v1/demand", "raw_path": b"/v1/demand", "query_string": b"", "headers": headers, "root_path": "",
             "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9),
         }  # fmt: skip
-        await asyncio.wait_for(app(scope, receive, send), 20)
+        await asyncio.wait_for(app(scope, receive, send), 60)
 
     asyncio.run(ask())
     app.state.service.close()

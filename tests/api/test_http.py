@@ -145,13 +145,13 @@ def test_a_schema_that_changed_under_the_service_is_not_ready(client, engine, is
 
 def test_a_database_server_that_is_gone(is_problem):
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
+        closed.bind(("127.0.0.1", 0))  # kept to the end, so that nobody else listens on it
         url = f"postgresql://user:s3cret@127.0.0.1:{closed.getsockname()[1]}/test"
-    with TestClient(create_app(Settings(database_url=url))) as client:
-        for path in ("/readyz", RESOLVE, "/v1/gpus"):
-            problem = is_problem(client.get(path), 503, "database-unavailable")
-            assert "s3cret" not in json.dumps(problem)
-        assert client.get("/healthz").status_code == 200
+        with TestClient(create_app(Settings(database_url=url))) as client:
+            for path in ("/readyz", RESOLVE, "/v1/gpus"):
+                problem = is_problem(client.get(path), 503, "database-unavailable")
+                assert "s3cret" not in json.dumps(problem)
+            assert client.get("/healthz").status_code == 200
 
 
 def test_metrics_count_by_route_not_by_path(local_url):

@@ -325,7 +325,13 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def fuzz(max_examples):
+    """The same examples every time, however long they take."""
+    ignored = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=max_examples, derandomize=True, deadline=None, suppress_health_check=ignored)
+
+
+@fuzz(150)
 @given(path=ADDRESSES, query=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
 def test_no_address_breaks_a_page(tuned, path, query):
     response = tuned.get(path, params=query, headers=HTML)
@@ -333,7 +339,7 @@ def test_no_address_breaks_a_page(tuned, path, query):
     assert "49" not in re.findall(r'value="([^"]*)"', response.text)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz(80)
 @given(
     page=st.sampled_from(("configs", "profiles", "studies", "trends", "trends/regressions", "nights")),
     gpu=st.one_of(st.text(max_size=20), st.just("NVIDIA H200")),

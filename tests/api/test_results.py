@@ -192,7 +192,7 @@ BAD = {
     "detail with a NUL": (changed(["results", 2, "detail"], "a\0b"), "/results/2"),
     "moment without a zone": (changed(["results", 0, "measured_at"], "2026-11-29T22:31:00"), "/results/0/measured_at"),
     "moment in the future": (
-        changed(["results", 0, "measured_at"], (NOW + timedelta(hours=1)).isoformat()),
+        changed(["results", 0, "measured_at"], (NOW + timedelta(days=1)).isoformat()),  # a run of all tests takes long
         "/results/0",
     ),
     "moment long ago": (changed(["results", 0, "measured_at"], "1999-01-01T00:00:00Z"), "/results/0"),
