@@ -151,14 +151,16 @@ def test_the_device_lives_in_a_child(rmsnorm: Installed, tmp_path: Path) -> None
 
 
 WRONG = """
+import itertools
 from rmsnorm_kernel.kernel import *
 from rmsnorm_kernel import kernel
+calls = itertools.count(1)
 def launch(given, config):
     y = kernel.launch(given, config)
     if config["num_warps"] == 2:
         y[0, 0] += 1
     if config["num_warps"] == 4:
-        y += torch.rand(1)[0].to(y.dtype) * 1e-2
+        y.view(-1)[y.abs().argmin()] = 1e-4 * next(calls)
     if config["num_warps"] == 8:
         y[0, 0] = float("nan")
     if config["num_warps"] == 16:
@@ -189,7 +191,7 @@ def test_a_wrong_config_is_data(rmsnorm: Installed, tmp_path: Path, monkeypatch:
     assert found[2].outcome is Outcome.INCORRECT
     assert found[2].detail is not None
     assert found[2].detail.startswith("error ratio of y is")
-    assert found[4].outcome in (Outcome.NONDETERMINISTIC, Outcome.INCORRECT)
+    assert found[4].outcome is Outcome.NONDETERMINISTIC
     assert (found[8].outcome, found[8].o_error_ratio) == (Outcome.INCORRECT, None)
     assert found[16].outcome is Outcome.ILLEGAL_ACCESS
 
