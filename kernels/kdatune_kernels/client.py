@@ -199,8 +199,10 @@ class Client:
 
     def _run(self) -> None:
         self._report_due_seconds = time.monotonic() + self._report_seconds()
-        while not self._closed:
+        while True:
             self._wake.clear()
+            if self._closed:  # looked at after the clearing: a close between the two would wake nobody
+                return
             try:
                 wait_seconds = self._turn()
             except Exception:  # a fault in here must end neither the thread nor the process that launches
@@ -237,8 +239,9 @@ class Client:
         self.counters["followed"] += 1
         kept = self.copy.read_changed(feed.gpu.name, pause=_give_way)
         if kept is not None and self._wanted(feed, kept[0], "the disk copy"):
-            feed.service, (feed.disk, feed.etag) = None, kept
+            feed.disk, feed.etag = kept
             feed.tagged = feed.disk
+            feed.service = None  # last: a launch that resolves now must not see an older copy
         feed.due_seconds = time.monotonic() + _jittered(min(FOLLOW_SECONDS, 0.1 * 2.0 ** min(feed.looks, 10)))
         feed.looks += 1
 

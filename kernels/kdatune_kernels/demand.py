@@ -82,6 +82,8 @@ class Outbox:
             with self._lock:
                 keys = list(self._pending)[:BATCH_ITEMS]
                 batch = [self._pending.pop(key) for key in keys]
+            if not batch:  # another thread has sent it
+                return
             try:
                 _post(url, token, batch, self.counters)
             except ServiceError:

@@ -131,8 +131,9 @@ class Resolver:
 
     def resolve_slow(self, key: Hashable, shape: Shape, gpu: Gpu | None, *, capturing: bool = False) -> LaunchConfig:
         """Resolve a key that `lookup` does not know, and keep the answer. Never raises for lack of a service."""
+        unread = capturing and gpu is not None and self.client.feed(gpu.name) is None
         answer = self.resolve(shape, gpu, capturing=capturing)
-        if capturing and gpu is not None and self.client.feed(gpu.name) is None:
+        if unread:
             return answer.config
         entry = self._entries.setdefault(key, _Entry(answer, shape, gpu))
         entry.count += 1
@@ -211,8 +212,9 @@ class Resolver:
             raise ShapeError(f"the shape of {kernel} holds a value that is no number, word or flag: {error}") from error
         if entry is None:
             wanted = registry().require(kernel).shape(shape)
+            unread = capturing and self.client.feed(gpu.name) is None
             answer = self.answer_kernel(kernel, wanted, gpu, capturing=capturing)
-            if capturing and self.client.feed(gpu.name) is None:
+            if unread:
                 return answer.config
             entry = self._entries.setdefault(key, _Entry(answer, wanted, gpu, kernel))
             if len(self._entries) > MAX_KEYS and not capturing:

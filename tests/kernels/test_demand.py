@@ -83,10 +83,27 @@ def test_a_service_that_knows_no_quarantine_still_gets_the_demand(service: Servi
 
 def test_pending_demand_is_bounded(make_client: ClientMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_module, "MAX_PENDING", 10)
-    client = make_client(closed_port())
-    client.outbox.add(Demand(H200.name, dataclasses.replace(SHAPE, T=t), 1) for t in range(1, 26))
-    client.report()
+    with closed_port() as url:
+        client = make_client(url)
+        client.outbox.add(Demand(H200.name, dataclasses.replace(SHAPE, T=t), 1) for t in range(1, 26))
+        client.report()
     assert (len(client.outbox), client.counters["dropped"]) == (10, 15)
+
+
+def test_who_finds_everything_sent_sends_nothing(service: Service, make_client: ClientMaker) -> None:
+    outbox = make_client(service.url).outbox
+    outbox.add([Demand(H200.name, SHAPE, 3)])
+
+    class AnotherWasFirst:
+        def __enter__(self) -> None:
+            outbox._pending.clear()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    outbox._lock = AnotherWasFirst()
+    outbox.send(service.url, None)
+    assert service.requests == []
 
 
 def test_a_count_is_no_larger_than_a_service_takes(service: Service, make_client: ClientMaker) -> None:

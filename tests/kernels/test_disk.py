@@ -32,7 +32,7 @@ def test_a_home_that_cannot_be_written_costs_one_warning(
     client = make_client(service.url, cache_dir=directory)
     feed = watch(client)
     service.documents[H200.name] = document(8, {SHAPE: 4})
-    client.refresh(20)
+    client.refresh(60)
     assert feed.service == snapshot(8, {SHAPE: 4})
     assert client.copy.errors >= 2
     warnings = [line for line in lines(caplog) if line.startswith("WARNING")]
@@ -51,7 +51,7 @@ def test_a_damaged_copy_is_left_alone_and_replaced(
     client = make_client(service.url)
     feed = client.watch(H200)
     assert feed.disk is None
-    client.refresh(20)
+    client.refresh(60)
     assert DiskCopy(path.parent).read(H200.name) == (snapshot(7, {SHAPE: 3}), '"7"')
     assert len([line for line in lines(caplog) if str(path) in line]) == 1
 

@@ -142,6 +142,19 @@ def test_inside_graph_capture_nothing_is_read_or_kept(resolver: Resolver, rmsnor
     assert resolver.resolve_kernel("rmsnorm", SHAPE, INTERPRETER) == TUNED
 
 
+def test_inside_graph_capture_no_answer_from_before_the_copy_was_read_is_kept(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even when another thread reads it at that moment."""
+    answer = resolver._others.answer
+    monkeypatch.setattr(
+        resolver._others, "answer", lambda *args: (resolver.client.watch(INTERPRETER), answer(*args))[1]
+    )
+    resolver.resolve_kernel("rmsnorm", SHAPE, INTERPRETER, capturing=True)
+    assert resolver.counters()["keys"] == 0
+    assert resolver.resolve_kernel("rmsnorm", SHAPE, INTERPRETER) == TUNED
+
+
 def test_many_threads_agree(resolver: Resolver) -> None:
     found: list[OtherConfig] = []
     threads = [
@@ -219,11 +232,13 @@ def test_launched_on_a_card(rmsnorm: Installed) -> None:
 
 LAUNCH = """
 import json, sys, torch
+from kdatune_kernels import transport
 from kdatune_kernels.resolve import launcher
 from kdatune_kernels.spec import INTERPRETER
 from rmsnorm_kernel.kernel import rmsnorm
+transport.TIMEOUT_SECONDS = 120.0  # the server may still be starting
 if sys.argv[1] == "asks":
-    assert launcher.refresh(INTERPRETER, timeout_seconds=60.0)
+    assert launcher.refresh(INTERPRETER, timeout_seconds=120.0)
 torch.manual_seed(0)
 x, weight = torch.randn(8, 500, dtype=torch.bfloat16), torch.rand(500, dtype=torch.bfloat16)
 y = rmsnorm(x, weight).double()
