@@ -12,13 +12,15 @@ from loopback_service import document
 
 FORK = """
 import os, sys, threading
+from kdatune_kernels import transport
 from kdatune_kernels.resolve import Resolver
 from kdatune_kernels.spec import KNOWN_GPUS, shape_of
 
+transport.TIMEOUT_SECONDS = 60.0  # a service that is slow is not gone
 gpu = KNOWN_GPUS["NVIDIA H200"]
 resolver = Resolver()
 parent = resolver.resolve_slow("a", shape_of(1, 96, 8192), gpu)
-resolver.refresh(timeout_seconds=20)
+resolver.refresh(timeout_seconds=60)
 parent = resolver.resolve_slow("a", shape_of(1, 96, 8192), gpu)
 polls = resolver.client.feed(gpu.name).polls
 resolver.resolve_slow("m", shape_of(1, 49, 8192), gpu)  # the parent's miss
@@ -32,7 +34,7 @@ if child == 0:
     assert resolver.lookup("a") == parent
     resolver.resolve_slow("b", shape_of(1, 50, 8192), gpu)  # nothing tuned is that near, so a miss
     assert "kdatune" in [t.name for t in threading.enumerate()]
-    assert resolver.refresh(timeout_seconds=20)
+    assert resolver.refresh(timeout_seconds=60)
     assert resolver.client.feed(gpu.name).polls > polls
     resolver.client.report()
     os._exit(0)
@@ -54,11 +56,16 @@ def test_a_child_process_has_a_thread_of_its_own(service: Service, tmp_path: Pat
 
 
 def test_a_process_ends_while_its_thread_waits_for_the_service(service: Service, tmp_path: Path) -> None:
-    service.instead = lambda handler: service.released.wait(20) and None
+    service.instead = lambda handler: service.released.wait(120) and None
     script = (
+        "import time\n"
+        "from kdatune_kernels import transport\n"
         "from kdatune_kernels.resolve import launcher\n"
         "from kdatune_kernels.spec import KNOWN_GPUS, shape_of\n"
+        "transport.TIMEOUT_SECONDS = 120.0\n"
         "config = launcher.resolve_slow(1, shape_of(1, 96, 8192), KNOWN_GPUS['NVIDIA H200'])\n"
+        "while not launcher.client.counters['fetches']:\n"
+        "    time.sleep(0.01)\n"
         "print(config.k2.variant)\n"
     )
     environment = {**os.environ, "KDATUNE_URL": service.url, "KDATUNE_CACHE_DIR": str(tmp_path)}
