@@ -75,7 +75,7 @@ class Image:
     def healthy(self, **more: str) -> bool:
         """Whether the HEALTHCHECK says so."""
         process = self._popen(self.health, env=more)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         return process.returncode == 0
 
     def _popen(self, command: Iterable[str], env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
