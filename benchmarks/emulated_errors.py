@@ -5,7 +5,7 @@ operand has; the fp64 run of the same algebra with none is what it is compared w
 final state / worst 16-token window / o of the worst single head.
 
     python benchmarks/emulated_errors.py --tokens 512 --heads 4 --seeds 3
-    python benchmarks/emulated_errors.py --tokens 65536 --heads 1 --recipes shipped,D1,D2a,D2b
+    python benchmarks/emulated_errors.py --tokens 65536 --heads 1 --recipes shipped,D1,D2a,D2b,D3
 """
 
 import argparse
@@ -82,6 +82,7 @@ RECIPES = {
     "D1": D1,
     "D2a": D2A,
     "D2b": D2B,
+    "D3": replace(D2B, inverse="tf32 nearest"),
     "D1 nearest": replace(D1, **NEAREST),
     "D1 gain": replace(D1, product_gain=2 * TRUNCATED),
     "D1 stored": replace(D1, kd_product="stored", qd_product="stored"),
@@ -93,7 +94,6 @@ RECIPES = {
     "all pairs": replace(SHIPPED, kd_product="bf16 pair", qd_product="bf16 pair", ki_product="bf16 pair"),
     "INV exact": replace(SHIPPED, inverse="exact"),
     "tiles exact": replace(SHIPPED, inv="exact", m="exact", kr="exact"),
-    "D2b, INV nearest": replace(D2B, inverse="tf32 nearest"),
     "bf16 tiles": replace(SHIPPED, **BF16),
     "bf16 tiles, D1": replace(D1, **BF16),
 }
@@ -206,6 +206,8 @@ def main() -> int:
     parser.add_argument("--value-scale", type=float, default=1.0, help="v and the initial state times this")
     parser.add_argument("--recipes", type=lambda text: text.split(","), default=list(RECIPES), help=", ".join(RECIPES))
     options = parser.parse_args()
+    if unknown := [name for name in options.recipes if name not in RECIPES]:
+        parser.error(f"no recipe {', '.join(unknown)}: there are {', '.join(RECIPES)}")
     torch.set_grad_enabled(False)
     recipes = {name: RECIPES[name] for name in options.recipes}
     lines = table(options.tokens, options.heads, options.seeds, recipes, options.key_size, options.value_scale)
