@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from datetime import datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.records import utc_now
 
 MAX_FILE_BYTES = 256 << 20
 US_PER_UNIT = {
     "s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3,
 }  # fmt: skip
 """What the formats call a unit of time."""
+
+CLOCKS_APART = timedelta(minutes=10)
+"""So far ahead of this machine's clock may be what another one dated."""
 
 Config = K1Config | K2Config | LaunchConfig
 CONFIG_TYPES: Mapping[str, type[Config]] = {"k1": K1Config, "k2": K2Config, "kda": LaunchConfig}
@@ -72,7 +77,7 @@ def read_document(path: Path) -> Any:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise ExchangeError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return json.loads(data, parse_constant=_no_constant)
+        return json.loads(data, parse_constant=_no_constant, object_pairs_hook=_no_doubled)
     except OSError as error:
         raise ExchangeError(f"{path} cannot be read: {error.strerror}") from error
     except RecursionError as error:
@@ -83,6 +88,14 @@ def read_document(path: Path) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _no_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        doubled = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"the key {doubled[:60]!r} is there twice in one object")
+    return found
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -146,11 +159,19 @@ def at(where: str, error: KdatuneError) -> ExchangeError:
 
 
 def moment_of(text: str, name: str) -> datetime:
-    """A moment of a file in UTC. Raises ExchangeError for what is none of ISO 8601 with its zone, or of no year 1 to 9999."""
+    """A moment of a file in UTC.
+
+    Raises ExchangeError for what is none of ISO 8601 with its zone, of no year 1 to 9999, or ahead of now.
+    """
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ExchangeError(f"{name} {text[:60]!r} has no time zone")
-        return moment.astimezone(UTC)
+        moment = moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise ExchangeError(f"{name} {text[:60]!r} is none of ISO 8601") from error
+    if moment > utc_now() + CLOCKS_APART:
+        raise ExchangeError(
+            f"{name} {text[:60]!r} is ahead of this machine's clock; mend the time in the file, or the clock"
+        )
+    return moment
