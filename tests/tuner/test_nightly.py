@@ -638,3 +638,39 @@ def test_a_search_that_its_time_cut_short_is_owed_one_that_ended_by_itself_is_no
         assert model is not None
         model.finished_at = model.started_at + timedelta(seconds=0.6 * (run.budget_seconds or 0.0))
     assert ended() == {("k1", A.key())}, "it may have been its time that ended it"
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("reference_time", "median_us"),
+        ("champion_check", "measured_us"),
+        ("promotion", "default_us"),
+        ("night", "budget_seconds"),
+        ("run", "budget_trials"),
+        ("run", "gpu_seconds"),
+        ("demand", "count"),
+        ("quarantine", "count"),
+    ],
+)
+def test_a_number_that_was_overwritten_stops_no_night_and_is_named(
+    sqlite: Engine, card: NightCard, table: str, column: str
+) -> None:
+    nights = Nights(sqlite, card)
+    nights.demand(A, 5)
+    nights.demand(B, 5)
+    assert nights.next().exit_code == 0
+    with writing(sqlite) as s:
+        config = default_config(B, card.gpu)
+        report_quarantine(s, card.gpu.name, "kda", B, config, "does not launch")
+    assert nights.next().exit_code == 0
+    with sqlite.begin() as connection:
+        connection.execute(text("PRAGMA ignore_check_constraints = ON"))
+        which = "WHERE kernel IN ('k1', 'k2')" if column == "budget_trials" else ""
+        newest = connection.scalar(text(f"SELECT max(id) FROM {table} {which}"))
+        connection.execute(text(f"UPDATE {table} SET {column} = 'abc' WHERE id = {newest}"))
+        connection.execute(text("PRAGMA ignore_check_constraints = OFF"))
+    report = nights.next()
+    assert (report.exit_code, report.error, report.state) == (0, None, RunState.DONE)
+    (told,) = [finding.text for finding in report.findings if finding.kind == "damaged_rows"]
+    assert f"{table} {newest} is damaged ({column} is no number: 'abc')" in told

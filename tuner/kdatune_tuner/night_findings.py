@@ -1,5 +1,6 @@
 """What a night finds apart from its checks: a slower machine, another environment, steps in the stored history."""
 
+from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from kdatune_tuner.settings import Settings
 from kdatune_tuner.store.regressions import RegressionRow
 from kdatune_tuner.store.staleness import changed_fields
 from kdatune_tuner.store.staleness import changes
+
+_MOST_NAMED = 20  # rows; the log names every one
 
 
 def machine(reference: Reference, limit: float) -> list[Finding]:
@@ -57,6 +60,15 @@ def environment(before: Build | None, now: Build, champions: Sequence[Champion],
         "served_count": len(champions),
     }
     return [Finding(str(Kind.ENVIRONMENT_CHANGED), text, figures=figures)]
+
+
+def damaged(noted: Collection[str]) -> list[Finding]:
+    """Rows that somebody or something broke and that the night passed over."""
+    if not noted:
+        return []
+    shown = "; ".join(list(noted)[:_MOST_NAMED]) + ("; ..." if len(noted) > _MOST_NAMED else "")
+    text = f"{len(noted)} row(s) were passed over: {shown}; mend or delete them, or take a backup back"
+    return [Finding(str(Kind.DAMAGED_ROWS), text, figures={"row_count": len(noted)})]
 
 
 def history(engine: Engine, settings: Settings, gpu_name: str, findings: Sequence[Finding]) -> list[Finding]:

@@ -50,6 +50,7 @@ class Kind(StrEnum):
     DEMAND_SERVED = "demand_served"
     PROMOTED = "promoted"
     STEP = "step"
+    DAMAGED_ROWS = "damaged_rows"
 
 
 @dataclass

@@ -59,6 +59,7 @@ from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import night
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
+from kdatune_tuner.store.damaged import noting
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import page_quarantined
@@ -125,7 +126,7 @@ class Night:
 
         A KdatuneError that ends the night, and Ctrl-C, are in the report; a mistake of ours is stored and raised.
         """
-        with at_clock(self._clock):
+        with at_clock(self._clock), noting() as self._damaged:
             self._begin()
             try:
                 self._work()
@@ -414,6 +415,8 @@ class Night:
         for item in self.report.plan:
             if item.state is ItemState.PLANNED:
                 item.state, item.result = ItemState.LEFT, f"the night ended {state} before it"
+        for finding in night_findings.damaged(self._damaged):
+            self._find(finding)
         self.report.state, self.report.exit_code, self.report.finished_at = state, exit_code, utc_now()
         with uninterrupted(), writing(self.engine) as s:
             self._write(s, state, exit_code)

@@ -148,7 +148,7 @@ def test_demand_is_most_wanted_first_and_skips_what_it_cannot_read(engine: Engin
     with reading(engine) as s:
         assert [(row.count, row.shape.H) for row in queries.demand(s)] == [(9, 16), (1, 8)]
         assert len(queries.demand(s, limit=1)) == 1
-    assert "demand 3 has a shape key that cannot be read" in caplog.text
+    assert "demand 3 is damaged (the shape lacks H, T" in caplog.text
 
 
 def test_a_build_comes_back_equal(engine: Engine, world) -> None:

@@ -17,6 +17,7 @@ from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.convert import kda_shape_of_row
+from kdatune_tuner.store.models import NUMBERED
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
 from kdatune_tuner.store.other_champions import other_champions
@@ -31,7 +32,7 @@ _SERVING_VALUES = [decision.value for decision in SERVING_DECISIONS]
 # Made once: every service asks it five times a second. See queries.generation for what coalesce is there for.
 _NEWEST = (
     select(PromotionModel.generation, PromotionModel.id, PromotionModel.decided_at)
-    .where(func.coalesce(PromotionModel.decision, "").in_(_SERVING_VALUES))
+    .where(func.coalesce(PromotionModel.decision, "").in_(_SERVING_VALUES), NUMBERED)
     .order_by(PromotionModel.generation.desc())
     .limit(1)
 )

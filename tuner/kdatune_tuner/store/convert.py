@@ -16,6 +16,8 @@ from kdatune_kernels.spec import to_json
 from kdatune_kernels.values import OtherShape
 from kdatune_kernels.values import is_other
 from kdatune_kernels.values import parse_other_shape
+from kdatune_tuner.store.damaged import check_number
+from kdatune_tuner.store.damaged import textless
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import ProblemModel
@@ -54,8 +56,10 @@ def gpu_columns(gpu: Gpu) -> dict[str, Any]:
 
 
 def gpu_of_row(row: GpuModel) -> Gpu:
-    """The GPU model that a row of `gpu` holds."""
+    """The GPU model that a row of `gpu` holds. Raises StoreError for one that is damaged."""
     values = {name: getattr(row, name) for name in Gpu.__dataclass_fields__}
+    for name in textless(Gpu):
+        check_number(name, values[name])
     return Gpu(**values | {"mig_profile": row.mig_profile or None})
 
 

@@ -7,8 +7,14 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from types import NoneType
 from typing import Any
 from typing import TypeVar
+from typing import get_args
+from typing import get_type_hints
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import StoreError
@@ -18,6 +24,8 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 Out = TypeVar("Out")
 _LEAST_FETCHED = 20
+_TEXTLESS = {bool, int, float, datetime, NoneType}
+_NOTED: ContextVar[dict[str, None] | None] = ContextVar("kdatune_damaged", default=None)
 
 
 class DamagedJson(dict[str, Any]):
@@ -44,6 +52,40 @@ def check_json(column: str, value: Any) -> None:
         raise StoreError(f"{column} is no JSON")
 
 
+def check_number(column: str, value: object) -> None:
+    """Raises StoreError for a text where a number belongs: SQLite keeps one in a column of any type."""
+    if isinstance(value, str | bytes):
+        raise StoreError(f"{column} is no number: {value[:60]!r}")
+
+
+def checked(record: R) -> R:
+    """The record (a dataclass or a named tuple). Raises StoreError where a field that is a number or a moment holds text."""
+    record_type: Any = type(record)
+    for name in textless(record_type):
+        check_number(name, getattr(record, name))
+    return record
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, None]]:
+    """Inside the block the rows that are passed over are noted: each once, in words, in the order in which they were met."""
+    noted: dict[str, None] = {}
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
+
+
+def pass_over(table: str, row_id: int, error: Exception) -> None:
+    """Say in the log, and to `noting`, that a row is damaged."""
+    told = f"{table} {row_id} is damaged ({error})"
+    logger.warning("%s; passed over", told)
+    noted = _NOTED.get()
+    if noted is not None:
+        noted[told] = None
+
+
 def whole(rows: Iterable[R], convert: Callable[[R], Out], id_of: Callable[[R], tuple[str, int]]) -> Iterator[Out]:
     """The rows that can be read, each as a record; of any other the log says which it is and why.
 
@@ -54,8 +96,7 @@ def whole(rows: Iterable[R], convert: Callable[[R], Out], id_of: Callable[[R], t
         try:
             record = convert(row)
         except (KdatuneError, ValueError, TypeError) as error:
-            table, row_id = id_of(row)
-            logger.warning("%s %d is damaged (%s); passed over", table, row_id, error)
+            pass_over(*id_of(row), error)
             continue
         yield record
 
@@ -81,6 +122,13 @@ def whole_page(
             break
         after_id = id_of(rows[-1])[1]
     return found[:limit]
+
+
+@functools.cache
+def textless(record_type: Any) -> tuple[str, ...]:
+    """The fields that are a number or a moment."""
+    hints = get_type_hints(record_type)
+    return tuple(name for name, hint in hints.items() if {*(get_args(hint) or (hint,))} <= _TEXTLESS)
 
 
 @functools.lru_cache(maxsize=8192)

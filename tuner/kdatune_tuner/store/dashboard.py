@@ -22,20 +22,20 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
-from kdatune_tuner.store.records import SERVING_DECISIONS
 from kdatune_tuner.store.records import MeasurementRow
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.rows import id_of
 from kdatune_tuner.store.rows import measurement_row
 from kdatune_tuner.store.rows import promotion_row
 
-SERVING = PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS])
 MAX_WANTED = 20_000
 _CHUNK = 500  # ids of one IN list: PostgreSQL and SQLite plan it well, and SQLite takes no more than 32,766
 
@@ -134,7 +134,7 @@ def served_keys(s: Session, since: int = 0) -> list[Served]:
         .where(PromotionModel.generation.in_(served_generations(since)))
         .order_by(PromotionModel.generation)
     )
-    return [Served._make(row) for row in rows]
+    return list(whole(rows, lambda row: checked(Served._make(row)), lambda row: ("promotion", row[0])))
 
 
 def promotions_by_id(s: Session, ids: Sequence[int]) -> dict[int, PromotionRow]:
@@ -158,6 +158,7 @@ def measurements_by_id(s: Session, ids: Iterable[int | None]) -> dict[int, Measu
 def wanted_keys(s: Session, gpu_name: str | None = None) -> list[Wanted]:
     """What launchers missed, most wanted first, whether it is served by now or not; at most MAX_WANTED keys."""
     query = select(
+        DemandModel.id,
         DemandModel.gpu_name,
         DemandModel.shape_key,
         DemandModel.count,
@@ -167,7 +168,7 @@ def wanted_keys(s: Session, gpu_name: str | None = None) -> list[Wanted]:
     if gpu_name is not None:
         query = query.where(DemandModel.gpu_name == gpu_name)
     rows = s.execute(query.order_by(DemandModel.count.desc(), DemandModel.id).limit(MAX_WANTED))
-    return [Wanted._make(row) for row in rows]
+    return list(whole(rows, lambda row: checked(Wanted._make(row[1:])), lambda row: ("demand", row[0])))
 
 
 def find_problem(s: Session, kernel: str, shape: Shape) -> int | None:
@@ -213,7 +214,7 @@ def trials(s: Session, key: Key, *, build_id: int | None = None, run_id: int | N
 
 
 def _trial(row: Any) -> Trial:
-    found = Trial._make(row)
+    found = checked(Trial._make(row))
     check_object("config_json", found.config_json)
     return found
 

@@ -14,10 +14,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.damaged import check_number
 from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
-from kdatune_tuner.store.dashboard import SERVING
 from kdatune_tuner.store.dashboard import chunks
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -90,7 +92,9 @@ def best_of_runs(s: Session, run_ids: Sequence[int]) -> dict[int, tuple[int, flo
             .where(MeasurementModel.run_id.in_(some))
             .group_by(MeasurementModel.run_id)
         )
-        found.update((run_id, (count, best)) for run_id, count, best in rows if run_id is not None)
+        for run_id, count, best_us in rows:
+            if run_id is not None:  # a text, which is no time, comes behind every number
+                found[run_id] = (count, best_us if isinstance(best_us, float | int) else None)
     return found
 
 
@@ -112,7 +116,12 @@ def profile_list(
     }
     by = columns[order].desc().nulls_last() if descending else columns[order].asc().nulls_last()
     query = _profiles(gpu_ids, stage).order_by(by, ProfileModel.id.desc()).offset(offset).limit(limit)
-    return list(whole(s.execute(query), lambda row: (profile_row(row), row[1].median_us), id_of))
+    return list(whole(s.execute(query), _profile_and_time, id_of))
+
+
+def _profile_and_time(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> tuple[ProfileRow, float | None]:
+    check_number(f"median_us of measurement {row[1].id}", row[1].median_us)
+    return profile_row(row), row[1].median_us
 
 
 def count_profiles(s: Session, *, gpu_ids: tuple[int, ...] | None, stage: str | None) -> int:
@@ -134,7 +143,7 @@ def timings(s: Session, gpu_ids: Sequence[int], problem_ids: Sequence[int], kern
             )
             .order_by(MeasurementModel.id)
         )
-        found += [Timing._make(row) for row in rows]
+        found += whole(rows, lambda row: checked(Timing._make(row)), lambda row: ("measurement", row[0]))
     return found
 
 
@@ -229,6 +238,7 @@ def stage_resources(
     """Successful measurements of a stage's configs on those shapes, oldest first. Few shapes and configs at a time."""
     rows = s.execute(
         select(
+            MeasurementModel.id,
             ProblemModel.shape_hash,
             MeasurementModel.config_hash,
             MeasurementModel.median_us,
@@ -247,7 +257,7 @@ def stage_resources(
         )
         .order_by(MeasurementModel.id)
     )
-    return [Resources._make(row) for row in rows]
+    return list(whole(rows, lambda row: checked(Resources._make(row[1:])), lambda row: ("measurement", row[0])))
 
 
 def newest_measurement_id(s: Session) -> int:

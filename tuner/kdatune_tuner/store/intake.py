@@ -20,6 +20,7 @@ from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import read_shape_key
 from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole_page
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import QuarantineModel
@@ -134,4 +135,4 @@ def page_quarantined(
 def _row(row: QuarantineModel) -> QuarantineRow:
     check_object(f"config_json of quarantine {row.id}", row.config_json)
     own = {name: getattr(row, name) for name in QuarantineRow.__dataclass_fields__ if name != "shape"}
-    return QuarantineRow(shape=read_shape_key(row.kernel, row.shape_key), **own)
+    return checked(QuarantineRow(shape=read_shape_key(row.kernel, row.shape_key), **own))

@@ -18,11 +18,13 @@ from sqlalchemy import MetaData
 from sqlalchemy import Text
 from sqlalchemy import TypeDecorator
 from sqlalchemy import UniqueConstraint
+from sqlalchemy import and_
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.records import SERVING_DECISIONS
 from kdatune_tuner.store.records import Decision
 from kdatune_tuner.store.records import RunState
 
@@ -371,6 +373,11 @@ class QuarantineModel(Base):
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
 
+
+# A generation that was overwritten with text is no generation: SQLite holds any text for greater than every number.
+NUMBERED = PromotionModel.generation <= (1 << 31) - 1
+SERVING = and_(PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS]), NUMBERED)
+"""Of a promotion: it changed what is served."""
 
 # The tables of other modules: whoever imports this one has all of them.
 from kdatune_tuner.store import claims  # noqa: E402, F401

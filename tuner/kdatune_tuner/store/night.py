@@ -18,7 +18,8 @@ A night's report is one JSON object, written anew after every item of its plan, 
     findings          [{"kind", "regression": true | false, "shape": key or null, "text": one sentence, "figures": {...},
                        "night": id of the night that found it}]
                        kinds: machine_slower, reference_failed, environment_changed, config_slower, config_incorrect,
-                       config_failed, rolled_back, demand_served, promoted, step (of the stored history, regressions.py)
+                       config_failed, rolled_back, demand_served, promoted, step (of the stored history, regressions.py),
+                       damaged_rows (rows that were passed over)
     error             text where the night failed, else null
 
 `machine_ratio` is the reference kernel's time over its usual one (x, > 1 is slower tonight).
@@ -26,6 +27,7 @@ A night's report is one JSON object, written anew after every item of its plan, 
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,6 +44,9 @@ from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.damaged import DamagedJson
+from kdatune_tuner.store.damaged import check_number
+from kdatune_tuner.store.damaged import checked
+from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -55,6 +60,7 @@ from kdatune_tuner.store.night_models import Verdict
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import utc_now
+from kdatune_tuner.store.rows import id_of
 
 TRIGGER = "nightly"
 """The trigger of every run that a night opens."""
@@ -207,9 +213,9 @@ def sweep(s: Session, silent_since: datetime) -> tuple[list[int], list[int]]:
 
 
 def find_night(s: Session, night_id: int) -> NightRow | None:
-    """One stored night, None when there is none of that id."""
-    row = s.execute(_nights().where(NightModel.id == night_id)).first() if is_id(night_id) else None
-    return None if row is None else _night_row(*row)
+    """One stored night, None when there is none of that id, or it is damaged."""
+    rows: Iterable[Any] = s.execute(_nights().where(NightModel.id == night_id)) if is_id(night_id) else []
+    return next(whole(rows, _night_row, id_of), None)
 
 
 def page_nights(
@@ -229,13 +235,13 @@ def page_nights(
     if after_id and is_id(after_id):
         query = query.where(NightModel.id < after_id if newest_first else NightModel.id > after_id)
     order = NightModel.id.desc() if newest_first else NightModel.id
-    return [_night_row(*row) for row in s.execute(query.order_by(order).limit(max(1, min(limit, 1000))))]
+    return list(whole(s.execute(query.order_by(order).limit(max(1, min(limit, 1000)))), _night_row, id_of))
 
 
 def nights_of(s: Session, gpu_id: int, backend: str, limit: int = 60) -> list[NightRow]:
     """The newest nights of a card, newest first."""
     query = _nights().where(NightModel.gpu_id == gpu_id, NightModel.backend == backend)
-    return [_night_row(*row) for row in s.execute(query.order_by(NightModel.id.desc()).limit(limit))]
+    return list(whole(s.execute(query.order_by(NightModel.id.desc()).limit(limit)), _night_row, id_of))
 
 
 def add_reference(s: Session, new: ReferenceRow) -> None:
@@ -249,10 +255,11 @@ def reference_history(s: Session, gpu_id: int, backend: str, build_id: int | Non
     query = select(ReferenceModel).where(ReferenceModel.gpu_id == gpu_id, ReferenceModel.backend == backend)
     if build_id is not None:
         query = query.where(ReferenceModel.build_id == build_id)
-    return [
-        ReferenceRow(**{name: getattr(row, name) for name in _REFERENCE_FIELDS})
-        for row in s.scalars(query.order_by(ReferenceModel.id))
-    ]
+    return list(whole(s.scalars(query.order_by(ReferenceModel.id)), _reference_row, id_of))
+
+
+def _reference_row(row: ReferenceModel) -> ReferenceRow:
+    return checked(ReferenceRow(**{name: getattr(row, name) for name in _REFERENCE_FIELDS}))
 
 
 def add_check(s: Session, new: CheckRow) -> None:
@@ -270,10 +277,12 @@ def check_history(s: Session, gpu_id: int, build_id: int, problem_id: int, confi
         CheckModel.problem_id == problem_id,
         CheckModel.config_hash == config_hash,
     )
-    return [
-        CheckRow(**{name: getattr(row, name) for name in _CHECK_FIELDS} | {"verdict": Verdict(row.verdict)})
-        for row in s.scalars(query.order_by(CheckModel.id))
-    ]
+    return list(whole(s.scalars(query.order_by(CheckModel.id)), _check_row, id_of))
+
+
+def _check_row(row: CheckModel) -> CheckRow:
+    values = {name: getattr(row, name) for name in _CHECK_FIELDS} | {"verdict": Verdict(row.verdict)}
+    return checked(CheckRow(**values))
 
 
 def last_checks(s: Session, gpu_id: int, build_id: int) -> dict[tuple[str, str], datetime]:
@@ -330,38 +339,48 @@ def ended_searches(
             RunModel.started_at >= BuildModel.first_seen_at,
         )
     )
-    found = set()
-    for run, shape_key in rows:
+
+    def ended(row: Any) -> tuple[str, str] | None:
+        run, shape_key = row
+        for name in ("budget_trials", "budget_seconds"):
+            check_number(name, getattr(run, name))
         limit_seconds = math.inf if run.budget_seconds is None else shares[run.kernel] * run.budget_seconds
-        if run.finished_at is not None and (run.finished_at - run.started_at).total_seconds() < limit_seconds:
-            found.add((run.kernel, shape_key))
-    return found
+        in_time = run.finished_at is not None and (run.finished_at - run.started_at).total_seconds() < limit_seconds
+        return (run.kernel, shape_key) if in_time else None
+
+    return {key for key in whole(rows, ended, id_of) if key is not None}
 
 
 def seconds_per_trial(s: Session, gpu_id: int, backend: str) -> float | None:
     """What a measurement took on a card, from the newest runs; None where no run tells."""
     newest = (
-        select(RunModel.gpu_seconds, RunModel.outcome_counts)
+        select(RunModel.id, RunModel.gpu_seconds, RunModel.outcome_counts)
         .where(RunModel.gpu_id == gpu_id, RunModel.backend == backend, RunModel.gpu_seconds > 0)
         .order_by(RunModel.id.desc())
         .limit(100)
     )
-    seconds, trials = 0.0, 0
-    for gpu_seconds, outcomes in s.execute(newest):
-        counts = list(outcomes.values()) if isinstance(outcomes, dict) else []
-        if all(type(count) is int and count >= 0 for count in counts):  # else somebody damaged the row
-            seconds += gpu_seconds or 0.0
-            trials += sum(counts)
-    return seconds / trials if trials else None
+    spent = list(whole(s.execute(newest), _seconds_and_trials, lambda row: ("run", row[0])))
+    trials = sum(count for _, count in spent)
+    return sum(seconds for seconds, _ in spent) / trials if trials else None
+
+
+def _seconds_and_trials(row: Any) -> tuple[float, int]:
+    _, gpu_seconds, outcomes = row
+    check_number("gpu_seconds", gpu_seconds)
+    counts = list(outcomes.values()) if isinstance(outcomes, dict) else []
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise StoreError(f"outcome_counts holds no counts: {str(outcomes)[:60]}")
+    return gpu_seconds or 0.0, sum(counts)
 
 
 def _nights() -> Any:
     return select(NightModel, GpuModel.name).join(GpuModel, NightModel.gpu_id == GpuModel.id)
 
 
-def _night_row(night: NightModel, gpu_name: str) -> NightRow:
+def _night_row(row: Any) -> NightRow:
+    night, gpu_name = row
     values = {name: getattr(night, name) for name in _NIGHT_FIELDS} | {"report": _report(night)}
-    return NightRow(gpu_name=gpu_name, state=RunState(night.state), **values)
+    return checked(NightRow(gpu_name=gpu_name, state=RunState(night.state), **values))
 
 
 def _report(night: NightModel) -> dict[str, Any]:

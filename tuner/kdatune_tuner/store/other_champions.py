@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.errors import StoreError
 from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
@@ -21,17 +22,17 @@ from kdatune_kernels.values import OtherConfig
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.convert import build_of_row
 from kdatune_tuner.store.convert import gpu_of_row
+from kdatune_tuner.store.damaged import checked
+from kdatune_tuner.store.damaged import pass_over
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
-from kdatune_tuner.store.records import SERVING_DECISIONS
 from kdatune_tuner.store.records import rfc3339
 
 logger = logging.getLogger(__name__)
-
-_SERVING = PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS])
 
 
 def other_champions(
@@ -46,7 +47,7 @@ def other_champions(
         gpu: only this card. kernel: only this kernel.
         problem_ids: only these problems, on every card; a few hundred at most.
     """
-    newest = select(func.max(PromotionModel.generation)).where(_SERVING)
+    newest = select(func.max(PromotionModel.generation)).where(SERVING)
     if problem_ids is not None:
         newest = newest.where(PromotionModel.problem_id.in_(problem_ids))
     newest = newest.group_by(PromotionModel.gpu_id, PromotionModel.problem_id)
@@ -83,6 +84,10 @@ def other_champions(
                 build=build_of_row(build),
                 measured_at=rfc3339(measurement.measured_at),
             )
+            checked(champion)
+        except StoreError as error:
+            pass_over("promotion", promotion.id, error)
+            continue
         except (KdatuneError, json.JSONDecodeError) as error:
             logger.warning("promotion %d cannot be served (%s); passed over", promotion.id, error)
             continue

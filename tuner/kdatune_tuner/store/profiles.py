@@ -18,6 +18,7 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.convert import gpu_of_row
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -123,11 +124,11 @@ def profiled_gpus(s: Session, shape: Shape) -> list[Gpu]:
         )
         .order_by(GpuModel.name, GpuModel.id)
     )
-    return [gpu_of_row(row) for row in rows]
+    return list(whole(rows, gpu_of_row, id_of))
 
 
 def _stored(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> StoredProfile:
-    return StoredProfile(profile_row(row), row[1].median_us)
+    return checked(StoredProfile(profile_row(row), row[1].median_us))
 
 
 def _with_names() -> Select[ProfileModel, MeasurementModel, str, ProblemModel]:

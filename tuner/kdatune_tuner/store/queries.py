@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVarTuple
@@ -28,7 +27,11 @@ from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import kda_shape_of_row
 from kdatune_tuner.store.convert import read_shape_key
+from kdatune_tuner.store.damaged import checked
+from kdatune_tuner.store.damaged import pass_over
 from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.models import NUMBERED
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
@@ -71,8 +74,6 @@ logger = logging.getLogger(__name__)
 
 Columns = TypeVarTuple("Columns")
 
-_SERVING = PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS])
-
 
 def champions(
     s: Session, gpu: Gpu | None = None, kernel: str = "kda", *, problem_ids: Sequence[int] | None = None
@@ -107,7 +108,10 @@ def champions(
 
 
 def served(s: Session, kernel: str, gpu_id: int, problem_id: int) -> PromotionRow | None:
-    """What is served for the key: its newest promotion or rollback. None, or a row without config: the default."""
+    """What is served for the key: its newest promotion or rollback. None, or a row without config: the default.
+
+    Raises StoreError where that row is damaged.
+    """
     row = s.execute(
         _with_names(select(PromotionModel, GpuModel, ProblemModel, MeasurementModel.median_us))
         .outerjoin(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
@@ -115,7 +119,7 @@ def served(s: Session, kernel: str, gpu_id: int, problem_id: int) -> PromotionRo
             PromotionModel.kernel == kernel,
             PromotionModel.gpu_id == gpu_id,
             PromotionModel.problem_id == problem_id,
-            _SERVING,
+            SERVING,
         )
         .order_by(PromotionModel.generation.desc())
         .limit(1)
@@ -124,15 +128,15 @@ def served(s: Session, kernel: str, gpu_id: int, problem_id: int) -> PromotionRo
 
 
 def find_promotion(s: Session, promotion_id: int) -> PromotionRow | None:
-    """One decision about what is served, None when there is none of that id."""
+    """One decision about what is served, None when there is none of that id, or it is damaged."""
     if not is_id(promotion_id):
         return None
-    row = s.execute(
+    rows = s.execute(
         _with_names(select(PromotionModel, GpuModel, ProblemModel, MeasurementModel.median_us))
         .outerjoin(MeasurementModel, PromotionModel.measurement_id == MeasurementModel.id)
         .where(PromotionModel.id == promotion_id)
-    ).first()
-    return promotion_row(row) if row else None
+    )
+    return next(whole(rows, promotion_row, id_of), None)
 
 
 def generation(s: Session) -> int:
@@ -143,14 +147,16 @@ def generation(s: Session) -> int:
     # A service asks several times a second: walk the unique index from its end. coalesce keeps SQLite from choosing the
     # index on decision, through which it would read the whole history (10,000 rows: 2.4 ms against 0.01).
     serving = func.coalesce(PromotionModel.decision, "").in_([decision.value for decision in SERVING_DECISIONS])
-    newest = select(PromotionModel.generation).where(serving).order_by(PromotionModel.generation.desc()).limit(1)
+    newest = (
+        select(PromotionModel.generation).where(serving, NUMBERED).order_by(PromotionModel.generation.desc()).limit(1)
+    )
     return s.scalar(newest) or 0
 
 
 def gpus(s: Session) -> list[Gpu]:
     """Every stored GPU model, by name. A row that cannot be read is passed over with a warning."""
     rows = s.scalars(select(GpuModel).order_by(GpuModel.name, GpuModel.id))
-    return [gpu for row in rows if (gpu := _readable_gpu(row)) is not None]
+    return list(whole(rows, gpu_of_row, id_of))
 
 
 def find_gpu(s: Session, name: str) -> Gpu | None:
@@ -163,15 +169,7 @@ def find_gpu(s: Session, name: str) -> Gpu | None:
     rows = s.scalars(
         select(GpuModel).where(GpuModel.name == name).order_by(func.coalesce(last, 0).desc(), GpuModel.id.desc())
     )
-    return next((gpu for row in rows if (gpu := _readable_gpu(row)) is not None), None)
-
-
-def _readable_gpu(row: GpuModel) -> Gpu | None:
-    try:
-        return gpu_of_row(row)
-    except KdatuneError as error:
-        logger.warning("gpu %d cannot be read (%s); passed over", row.id, error)
-        return None
+    return next(whole(rows, gpu_of_row, id_of), None)
 
 
 def measured(s: Session, kernel: str, gpu_id: int, problem_id: int, build_id: int) -> dict[str, MeasurementRow]:
@@ -217,25 +215,12 @@ def demand(s: Session, gpu_name: str | None = None, limit: int = 100) -> list[De
         if not is_text(gpu_name):
             return []
         query = query.where(DemandModel.gpu_name == gpu_name)
-    return list(_demand_rows(s.scalars(query)))
+    return list(whole(s.scalars(query), _demand_row, id_of))
 
 
-def _demand_rows(rows: Iterable[DemandModel]) -> Iterable[DemandRow]:
-    for row in rows:
-        try:
-            shape = read_shape_key(row.kernel, row.shape_key)
-        except KdatuneError as error:
-            logger.warning("demand %d has a shape key that cannot be read (%s); passed over", row.id, error)
-            continue
-        yield DemandRow(
-            id=row.id,
-            gpu_name=row.gpu_name,
-            kernel=row.kernel,
-            shape=shape,
-            count=row.count,
-            first_seen_at=row.first_seen_at,
-            last_seen_at=row.last_seen_at,
-        )
+def _demand_row(row: DemandModel) -> DemandRow:
+    values = {name: getattr(row, name) for name in DemandRow.__dataclass_fields__ if name != "shape"}
+    return checked(DemandRow(shape=read_shape_key(row.kernel, row.shape_key), **values))
 
 
 def _with_names(query: Select[*Columns]) -> Select[*Columns]:
@@ -247,7 +232,7 @@ def _with_names(query: Select[*Columns]) -> Select[*Columns]:
 
 
 def _served_generations(kernel: str, problem_ids: Sequence[int] | None = None) -> Select[int]:
-    query = select(func.max(PromotionModel.generation)).where(PromotionModel.kernel == kernel, _SERVING)
+    query = select(func.max(PromotionModel.generation)).where(PromotionModel.kernel == kernel, SERVING)
     if problem_ids is not None:
         query = query.where(PromotionModel.problem_id.in_(problem_ids))
     return query.group_by(PromotionModel.gpu_id, PromotionModel.problem_id)
@@ -274,20 +259,21 @@ def _champion(
 ) -> Champion | None:
     promotion, gpu, problem, measurement, build = row
     try:
-        config = _launch_config(promotion.config_json or "")
-        card, shape = gpu_of_row(gpu), kda_shape_of_row(problem)
+        champion = Champion(
+            gpu=gpu_of_row(gpu),
+            shape=kda_shape_of_row(problem),
+            config=_launch_config(promotion.config_json or ""),
+            generation=promotion.generation,
+            measured_us=measurement.median_us,
+            default_us=promotion.default_us,
+            build=build_of_row(build),
+            measured_at=rfc3339(measurement.measured_at),
+            kernel=promotion.kernel,
+            nearest_regret=promotion.nearest_regret,
+        )
+        return checked(champion)
+    except StoreError as error:
+        pass_over("promotion", promotion.id, error)
     except (KdatuneError, json.JSONDecodeError) as error:
         logger.warning("promotion %d cannot be served (%s); passed over", promotion.id, error)
-        return None
-    return Champion(
-        gpu=card,
-        shape=shape,
-        config=config,
-        generation=promotion.generation,
-        measured_us=measurement.median_us,
-        default_us=promotion.default_us,
-        build=build_of_row(build),
-        measured_at=rfc3339(measurement.measured_at),
-        kernel=promotion.kernel,
-        nearest_regret=promotion.nearest_regret,
-    )
+    return None

@@ -32,6 +32,7 @@ from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import is_text
 from kdatune_tuner.store.convert import shape_of_row
 from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
 from kdatune_tuner.store.damaged import whole_page
 from kdatune_tuner.store.models import GpuModel
@@ -279,7 +280,12 @@ def _is_same_step(row: RegressionModel, new: NewRegression) -> bool:
     A second step goes up from where the first one ended, which is nearer to its after_us than to its before_us.
     """
     same_key = (row.kernel, row.gpu_id, row.problem_id, row.config_hash) == new.key
-    return same_key and new.before_us < sqrt(row.before_us * row.after_us)
+    if not same_key:
+        return False
+    levels: tuple[object, object] = (row.before_us, row.after_us)
+    if any(isinstance(level, str) for level in levels):
+        return True  # damaged: no second finding is opened beside it
+    return new.before_us < sqrt(row.before_us * row.after_us)
 
 
 def _was_resolved(s: Session, new: NewRegression) -> bool:
@@ -318,7 +324,7 @@ def _row(row: Any) -> RegressionRow:
     model, gpu_name, problem = row
     check_object(f"config_json of regression {model.id}", model.config_json)
     values = {name: getattr(model, name) for name in _ROW_FIELDS}
-    return RegressionRow(gpu_name=gpu_name, shape=shape_of_row(problem), state=_state_of(model), **values)
+    return checked(RegressionRow(gpu_name=gpu_name, shape=shape_of_row(problem), state=_state_of(model), **values))
 
 
 def as_json(row: RegressionRow) -> Mapping[str, Any]:

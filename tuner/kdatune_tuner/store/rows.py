@@ -1,6 +1,6 @@
 """From the rows of a query to the frozen records that leave the store.
 
-Every function raises StoreError for a row that is damaged: JSON in it that is none.
+Every function raises StoreError for a row that is damaged: JSON in it that is none, or a number.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.convert import shape_of_row
 from kdatune_tuner.store.damaged import check_json
 from kdatune_tuner.store.damaged import check_object
+from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
 from kdatune_tuner.store.models import ProblemModel
@@ -39,14 +40,14 @@ def measurement_row(row: Row[MeasurementModel, str, ProblemModel]) -> Measuremen
     check_object(f"config_json of measurement {measurement.id}", measurement.config_json)
     values = {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
     values["outcome"] = Outcome(measurement.outcome)
-    return MeasurementRow(id=measurement.id, gpu_name=gpu_name, shape=shape_of_row(problem), **values)
+    return checked(MeasurementRow(id=measurement.id, gpu_name=gpu_name, shape=shape_of_row(problem), **values))
 
 
 def promotion_row(row: Row[PromotionModel, GpuModel, ProblemModel, float | None]) -> PromotionRow:
     """(PromotionModel, GpuModel, ProblemModel, median_us) as a record."""
     promotion, gpu, problem, median_us = row
     check_object(f"config_json of promotion {promotion.id}", promotion.config_json)
-    return PromotionRow(
+    found = PromotionRow(
         id=promotion.id,
         gpu_name=gpu.name,
         shape=shape_of_row(problem),
@@ -54,19 +55,21 @@ def promotion_row(row: Row[PromotionModel, GpuModel, ProblemModel, float | None]
         decision=Decision(promotion.decision),
         **{name: getattr(promotion, name) for name in _PROMOTION_FIELDS},
     )
+    return checked(found)
 
 
 def run_row(row: Row[RunModel, str, ProblemModel]) -> RunRow:
     """(RunModel, gpu name, ProblemModel) as a record."""
     run, gpu_name, problem = row
     check_json(f"outcome_counts of run {run.id}", run.outcome_counts)
-    return RunRow(
+    found = RunRow(
         id=run.id,
         gpu_name=gpu_name,
         shape=shape_of_row(problem),
         state=RunState(run.state),
         **{name: getattr(run, name) for name in _RUN_FIELDS},
     )
+    return checked(found)
 
 
 def profile_row(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> ProfileRow:
@@ -74,7 +77,7 @@ def profile_row(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> 
     profile, measurement, gpu_name, problem = row
     check_object(f"config_json of measurement {measurement.id}", measurement.config_json)
     check_json(f"counters of profile {profile.id}", profile.counters)
-    return ProfileRow(
+    found = ProfileRow(
         id=profile.id,
         kernel=measurement.kernel,
         gpu_name=gpu_name,
@@ -82,6 +85,7 @@ def profile_row(row: Row[ProfileModel, MeasurementModel, str, ProblemModel]) -> 
         config_json=measurement.config_json,
         **{name: getattr(profile, name) for name in PROFILE_FIELDS},
     )
+    return checked(found)
 
 
 def gpu_row(row: GpuModel) -> GpuRow:

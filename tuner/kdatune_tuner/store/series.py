@@ -17,6 +17,9 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.convert import kda_shape_of_row
+from kdatune_tuner.store.damaged import checked
+from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
 from kdatune_tuner.store.models import MeasurementModel
@@ -24,7 +27,6 @@ from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
 from kdatune_tuner.store.models import RunModel
 from kdatune_tuner.store.night_models import ReferenceModel
-from kdatune_tuner.store.records import SERVING_DECISIONS
 
 REPLAY = "replay"
 """The backend whose times come from a recording: they and a card's are not one series."""
@@ -81,14 +83,15 @@ def timed(s: Session, since: datetime, until: datetime, least: int) -> tuple[lis
     found: list[Timed] = []
     for start in range(0, len(wanted), _CHUNK):
         query = _timed().where(*_measured(since, until), tuple_(*config).in_(wanted[start : start + _CHUNK]))
-        found += [Timed._make(row) for row in s.execute(query.order_by(MeasurementModel.id))]
+        rows = s.execute(query.order_by(MeasurementModel.id))
+        found += whole(rows, lambda row: checked(Timed._make(row)), lambda row: ("measurement", row[7]))
     return found, {key for key, count in counts.items() if count < least}
 
 
 def reference_times(s: Session, since: datetime, until: datetime) -> list[Referenced]:
     """Times of the reference kernel on every card between two moments, oldest first."""
     rows = s.execute(
-        select(*(getattr(ReferenceModel, name) for name in Referenced._fields))
+        select(ReferenceModel.id, *(getattr(ReferenceModel, name) for name in Referenced._fields))
         .where(
             ReferenceModel.outcome == Outcome.OK.value,
             ReferenceModel.measured_at >= since,
@@ -96,7 +99,7 @@ def reference_times(s: Session, since: datetime, until: datetime) -> list[Refere
         )
         .order_by(ReferenceModel.id)
     )
-    return [Referenced._make(row) for row in rows]
+    return list(whole(rows, lambda row: checked(Referenced._make(row[1:])), lambda row: ("reference_time", row[0])))
 
 
 def served_hashes(s: Session) -> dict[tuple[str, int, int], str]:
@@ -104,10 +107,9 @@ def served_hashes(s: Session) -> dict[tuple[str, int, int], str]:
 
     The default's where a rollback serves it. A key whose card or shape cannot be read is left out.
     """
-    serving = PromotionModel.decision.in_([decision.value for decision in SERVING_DECISIONS])
     newest = (
         select(func.max(PromotionModel.generation))
-        .where(serving)
+        .where(SERVING)
         .group_by(PromotionModel.kernel, PromotionModel.gpu_id, PromotionModel.problem_id)
     )
     rows = s.execute(

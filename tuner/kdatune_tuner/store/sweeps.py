@@ -67,5 +67,5 @@ def sweep_times(s: Session, kernel: str, gpu_id: int, key: SweepKey) -> Iterator
             config = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if median_us is not None:
+        if isinstance(median_us, float):  # else somebody overwrote it
             yield config, median_us

@@ -30,6 +30,8 @@ from kdatune_tuner.store.checks import plain
 from kdatune_tuner.store.convert import gpu_columns
 from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.convert import shape_columns
+from kdatune_tuner.store.models import NUMBERED
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import Base
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import DemandModel
@@ -249,7 +251,7 @@ def rollback(s: Session, promotion_id: int, reason: str) -> int:
                 PromotionModel.kernel == undone.kernel,
                 PromotionModel.gpu_id == undone.gpu_id,
                 PromotionModel.problem_id == undone.problem_id,
-                PromotionModel.decision.in_([d.value for d in SERVING_DECISIONS]),
+                SERVING,
             )
             .order_by(PromotionModel.generation.desc())
             .limit(2)
@@ -317,7 +319,7 @@ def report_demand(s: Session, gpu_name: str, kernel: str, shape: Shape | OtherSh
 
 def _add_promotion(s: Session, **columns: Any) -> int:
     # Writers go one at a time, so nobody takes this generation in between; the unique constraint would tell.
-    last = s.scalar(select(func.max(PromotionModel.generation))) or 0
+    last = s.scalar(select(func.max(PromotionModel.generation)).where(NUMBERED)) or 0
     s.add(PromotionModel(generation=last + 1, decided_at=utc_now(), **columns))
     s.flush()
     return last + 1
