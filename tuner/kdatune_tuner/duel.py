@@ -111,7 +111,7 @@ class Duel:
         if not self._ranked():
             return Promotion("kept", "no pair runs: nothing can be promoted")
         if not self.measured and not self._ledger.undecided(self._known):
-            return Promotion("kept", "nothing was measured since the last decision")
+            return Promotion("kept", "no new pair was measured since the last decision")
         if champion is not None and champion.config not in self.results:
             if self._may_run(champion.config):
                 return Promotion("kept", "the champion is not recorded here, so nothing can be compared with it")
