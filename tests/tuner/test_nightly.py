@@ -483,13 +483,16 @@ def test_what_killed_processes_left_running_is_swept(engine: Engine, card: Night
     nights.at -= timedelta(hours=3)
     with at_clock(nights.now), writing(engine) as s:
         dead = writes.start_run(s, trigger="tune", **ids)
-    nights.at += timedelta(hours=3)
+    nights.at += timedelta(days=3)
+    with at_clock(nights.now), writing(engine) as s:
+        ahead = writes.start_run(s, trigger="tune", **ids)  # by a clock that was wrong
+    nights.at -= timedelta(days=3) - timedelta(hours=3)
     report = nights.next(hours=0.1)
-    assert (report.swept_runs, report.resumed_nights) == ([mine, dead], [killed])
+    assert (report.swept_runs, report.resumed_nights) == ([mine, dead, ahead], [killed])
     with reading(engine) as s:
         states = {r.id: (r.state, r.outcome_counts) for r in queries.page_runs(s, limit=1000)}
         swept = night.find_night(s, killed)
-    assert states[mine] == states[dead] == (RunState.INTERRUPTED, {})
+    assert states[mine] == states[dead] == states[ahead] == (RunState.INTERRUPTED, {})
     assert states[alive][0] is RunState.RUNNING, "it may be at work in another process"
     assert swept is not None
     assert (swept.state, swept.exit_code, swept.report["state"]) == (RunState.INTERRUPTED, None, "interrupted")

@@ -210,6 +210,7 @@ def test_a_second_run_tells_what_the_first_told(engine: Engine, make_sweep) -> N
     sweep = make_sweep([100.0, 98.0], [200.0], {(0, 0): 300.0, (1, 0): 298.0})
     first, second = tune(engine, sweep), tune(engine, sweep)
     assert (second.promotion.decision, second.measured) == ("kept", 0)
+    assert second.promotion.reason == "no new pair was measured since the last decision"
     assert (first.best, first.best_us, first.default_us) == (second.best, second.best_us, second.default_us)
     assert second.best == champion(engine).config
 

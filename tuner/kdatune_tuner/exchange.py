@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from datetime import datetime
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.outcome import Outcome
+from kdatune_tuner.store.records import CLOCKS_APART
 from kdatune_tuner.store.records import utc_now
 
 MAX_FILE_BYTES = 256 << 20
@@ -32,9 +32,6 @@ US_PER_UNIT = {
     "s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3,
 }  # fmt: skip
 """What the formats call a unit of time."""
-
-CLOCKS_APART = timedelta(minutes=10)
-"""So far ahead of this machine's clock may be what another one dated."""
 
 Config = K1Config | K2Config | LaunchConfig
 CONFIG_TYPES: Mapping[str, type[Config]] = {"k1": K1Config, "k2": K2Config, "kda": LaunchConfig}

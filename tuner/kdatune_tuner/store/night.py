@@ -57,6 +57,7 @@ from kdatune_tuner.store.night_models import CheckModel
 from kdatune_tuner.store.night_models import NightModel
 from kdatune_tuner.store.night_models import ReferenceModel
 from kdatune_tuner.store.night_models import Verdict
+from kdatune_tuner.store.records import CLOCKS_APART
 from kdatune_tuner.store.records import PromotionRow
 from kdatune_tuner.store.records import RunState
 from kdatune_tuner.store.records import utc_now
@@ -176,7 +177,8 @@ def sweep(s: Session, silent_since: datetime) -> tuple[list[int], list[int]]:
     """Type as interrupted what killed processes left running: ids of the nights, ids of the runs.
 
     The caller holds the night's lock, so no other night and no run of one is alive. A run of another command counts as
-    dead when it has measured nothing since that moment. Its gpu_seconds are not known.
+    dead when it has measured nothing since that moment, or its times are ahead of the clock: a clock that was wrong then
+    would keep it running until they come. Its gpu_seconds are not known.
     """
     nights = list(
         s.scalars(select(NightModel).where(NightModel.state == RunState.RUNNING.value).order_by(NightModel.id))
@@ -196,10 +198,11 @@ def sweep(s: Session, silent_since: datetime) -> tuple[list[int], list[int]]:
         .where(RunModel.state == RunState.RUNNING.value)
         .order_by(RunModel.id)
     )
+    alive_until = utc_now() + CLOCKS_APART
     dead = [
         (run_id, last or started)
         for run_id, trigger, started, last in rows
-        if trigger == TRIGGER or (last or started) < silent_since
+        if trigger == TRIGGER or not silent_since <= (last or started) <= alive_until
     ]
     for run_id, ended_at in dead:
         outcomes = Counter(s.scalars(select(MeasurementModel.outcome).where(MeasurementModel.run_id == run_id)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from datetime import UTC
 from datetime import datetime
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +19,9 @@ from kdatune_kernels.values import OtherShape
 from kdatune_tuner.outcome import Outcome
 
 _CLOCK: ContextVar[Callable[[], datetime] | None] = ContextVar("kdatune_clock", default=None)
+
+CLOCKS_APART = timedelta(minutes=10)
+"""So far ahead of this machine's clock may be what another one dated."""
 
 
 def utc_now() -> datetime:
