@@ -29,7 +29,7 @@ MAX_CHANGES = 200
 
 _SERVING_VALUES = [decision.value for decision in SERVING_DECISIONS]
 
-# Made once: every service asks it five times a second. See queries.generation for what coalesce is there for.
+# Made once: every service asks it twice a second. See queries.generation for what coalesce is there for.
 _NEWEST = (
     select(PromotionModel.generation, PromotionModel.id, PromotionModel.decided_at)
     .where(func.coalesce(PromotionModel.decision, "").in_(_SERVING_VALUES), NUMBERED)
