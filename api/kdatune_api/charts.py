@@ -103,7 +103,7 @@ def parallel(trials: Sequence[Trial], title: str) -> Json:
         line["line"] = _line_of_rank(rank / len(lines))
         line["opacity"] = 1.0
     layout = figure["layout"]
-    names = [_whole_name(tick, names) for tick in layout["xaxis"]["ticktext"][1:]]  # in the order of the axes
+    names = sorted(names)  # as Optuna orders its axes, whose texts it cuts at 20 characters
     layout["annotations"] = _axis_values(study, names, layout["annotations"])
     for shape in layout["shapes"]:
         shape["line"] = {"color": "--line-strong", "width": 1}
@@ -132,12 +132,6 @@ def _axis_values(study: "optuna.Study", names: Sequence[str], notes: Sequence[Js
             span = (values[-1] - values[0]) or 1
             kept += [sample | {"x": x, "y": (v - values[0]) / span, "text": str(v)} for v in values]
     return [note | {"font": {"color": "--text", "size": 11}} for note in kept]
-
-
-def _whole_name(tick: str, names: Sequence[str]) -> str:
-    """The parameter of an axis: Optuna cuts a name of 20 characters or more and ends it with dots."""
-    begins = tick.removesuffix("...")
-    return tick if tick in names else next(name for name in names if name.startswith(begins))
 
 
 def _is_whole(study: "optuna.Study", name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.settings import Settings
+from kdatune_tuner.store.dashboard import Trial
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 KEY = "NVIDIA%20H200/N=1,H=96,T=8192"
@@ -245,6 +247,19 @@ def test_importances_and_parallel_coordinates_are_of_what_varies(tuned):
     assert len(lines["data"]) == 12
     assert len(lines["layout"]["xaxis"]["ticktext"]) <= charts.MAX_AXES + 1
     assert lines["layout"]["xaxis"]["ticktext"][0] == "K2 median, µs"
+
+
+def test_axes_whose_names_are_cut_alike_keep_their_own_values():
+    configs = [{"parameter_of_a_kernel_b": 10 * n, "parameter_of_a_kernel_a": n} for n in (1, 2, 3)]
+    nothing = dict.fromkeys(Trial._fields)
+    trials = [
+        Trial(**nothing | {"id": n, "config_json": json.dumps(config), "outcome": "ok", "median_us": 300.0 + n})
+        for n, config in enumerate(configs)
+    ]
+    layout = charts.parallel(trials, "us")["layout"]
+    assert layout["xaxis"]["ticktext"] == ["us", "parameter of a ke...", "parameter of a ke..."]
+    values = {x: {note["text"] for note in layout["annotations"] if note["x"] == x} for x in (1, 2)}
+    assert values == {1: {"1", "2", "3"}, 2: {"10", "20", "30"}}
 
 
 def test_a_chart_without_data_says_so(tuned):
