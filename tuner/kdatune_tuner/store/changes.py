@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -17,25 +16,15 @@ from kdatune_kernels.others import OtherChampion
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.values import OtherShape
 from kdatune_tuner.store.convert import kda_shape_of_row
-from kdatune_tuner.store.models import NUMBERED
+from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import ProblemModel
 from kdatune_tuner.store.models import PromotionModel
 from kdatune_tuner.store.other_champions import other_champions
+from kdatune_tuner.store.queries import NEWEST_SERVED
 from kdatune_tuner.store.queries import champions
-from kdatune_tuner.store.records import SERVING_DECISIONS
 
 MAX_CHANGES = 200
 """Changed problems that are read one by one; more are read with all others, which takes no longer then."""
-
-_SERVING_VALUES = [decision.value for decision in SERVING_DECISIONS]
-
-# Made once: every service asks it twice a second. See queries.generation for what coalesce is there for.
-_NEWEST = (
-    select(PromotionModel.generation, PromotionModel.id, PromotionModel.decided_at)
-    .where(func.coalesce(PromotionModel.decision, "").in_(_SERVING_VALUES), NUMBERED)
-    .order_by(PromotionModel.generation.desc())
-    .limit(1)
-)
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Changes:
 
 def newest_mark(s: Session) -> Mark:
     """The mark of what is served now: `queries.generation`, and which promotion that was."""
-    row = s.execute(_NEWEST).first()
+    row = s.execute(NEWEST_SERVED).first()
     return Mark(0) if row is None else Mark(*row)
 
 
@@ -82,7 +71,7 @@ def changes(s: Session, since: Mark) -> Changes | None:
                 select(PromotionModel.problem_id).where(
                     PromotionModel.generation > since.generation,
                     PromotionModel.kernel.not_in(("k1", "k2")),
-                    PromotionModel.decision.in_(_SERVING_VALUES),
+                    SERVING,
                 )
             )
         )

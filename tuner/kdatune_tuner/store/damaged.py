@@ -101,6 +101,11 @@ def whole(rows: Iterable[R], convert: Callable[[R], Out], id_of: Callable[[R], t
         yield record
 
 
+def whole_tuples(rows: Iterable[Sequence[Any]], make: Callable[[Sequence[Any]], R], table: str) -> list[R]:
+    """Rows of an id and the fields of a named tuple, each as one; make is its `_make`. As `whole` does with damaged ones."""
+    return list(whole(rows, lambda row: checked(make(row[1:])), lambda row: (table, row[0])))
+
+
 def whole_page(
     fetch: Callable[[int | None, int], Sequence[R]],
     convert: Callable[[R], Out],

@@ -24,6 +24,7 @@ from kdatune_tuner.store.convert import is_id
 from kdatune_tuner.store.damaged import check_object
 from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.damaged import whole_tuples
 from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import DemandModel
 from kdatune_tuner.store.models import GpuModel
@@ -168,7 +169,7 @@ def wanted_keys(s: Session, gpu_name: str | None = None) -> list[Wanted]:
     if gpu_name is not None:
         query = query.where(DemandModel.gpu_name == gpu_name)
     rows = s.execute(query.order_by(DemandModel.count.desc(), DemandModel.id).limit(MAX_WANTED))
-    return list(whole(rows, lambda row: checked(Wanted._make(row[1:])), lambda row: ("demand", row[0])))
+    return whole_tuples(rows, Wanted._make, "demand")
 
 
 def find_problem(s: Session, kernel: str, shape: Shape) -> int | None:

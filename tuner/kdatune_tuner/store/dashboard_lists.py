@@ -18,6 +18,7 @@ from kdatune_tuner.store.damaged import check_number
 from kdatune_tuner.store.damaged import check_object
 from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.damaged import whole_tuples
 from kdatune_tuner.store.dashboard import chunks
 from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import GpuModel
@@ -257,7 +258,7 @@ def stage_resources(
         )
         .order_by(MeasurementModel.id)
     )
-    return list(whole(rows, lambda row: checked(Resources._make(row[1:])), lambda row: ("measurement", row[0])))
+    return whole_tuples(rows, Resources._make, "measurement")
 
 
 def newest_measurement_id(s: Session) -> int:

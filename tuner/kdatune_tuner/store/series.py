@@ -19,6 +19,7 @@ from kdatune_tuner.store.convert import gpu_of_row
 from kdatune_tuner.store.convert import kda_shape_of_row
 from kdatune_tuner.store.damaged import checked
 from kdatune_tuner.store.damaged import whole
+from kdatune_tuner.store.damaged import whole_tuples
 from kdatune_tuner.store.models import SERVING
 from kdatune_tuner.store.models import BuildModel
 from kdatune_tuner.store.models import GpuModel
@@ -99,7 +100,7 @@ def reference_times(s: Session, since: datetime, until: datetime) -> list[Refere
         )
         .order_by(ReferenceModel.id)
     )
-    return list(whole(rows, lambda row: checked(Referenced._make(row[1:])), lambda row: ("reference_time", row[0])))
+    return whole_tuples(rows, Referenced._make, "reference_time")
 
 
 def served_hashes(s: Session) -> dict[tuple[str, int, int], str]:
