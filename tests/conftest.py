@@ -76,8 +76,18 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
     """The engine of a migrated, empty database."""
-    upgrade(database_url)
-    engine = open_engine(database_url)
+    yield from _migrated(database_url)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    """As `engine`, of SQLite alone: for what PostgreSQL cannot hold, and for what does not depend on the database."""
+    yield from _migrated(f"sqlite:///{tmp_path / 'kdatune.db'}")
+
+
+def _migrated(url: str) -> Iterator[Engine]:
+    upgrade(url)
+    engine = open_engine(url)
     yield engine
     engine.dispose()
 

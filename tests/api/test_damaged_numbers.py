@@ -19,8 +19,6 @@ from kdatune_kernels.spec import shape_of
 from kdatune_tuner.settings import Settings
 from kdatune_tuner.store import night
 from kdatune_tuner.store import writes
-from kdatune_tuner.store.engine import open_engine
-from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import report_quarantine
 from kdatune_tuner.store.models import Base
@@ -86,16 +84,6 @@ def numbers_of(table: str) -> list[str]:
 
 
 TABLES = sorted(name for name in Base.metadata.tables if numbers_of(name))
-
-
-@pytest.fixture
-def sqlite(tmp_path) -> Iterator[Engine]:
-    """PostgreSQL lets no text into a number."""
-    url = f"sqlite:///{tmp_path / 'kdatune.db'}"
-    upgrade(url)
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

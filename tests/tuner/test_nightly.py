@@ -1,6 +1,5 @@
 """A night: what is judged and what is done about it, how it ends, how it goes on; on SQLite and PostgreSQL."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -36,7 +35,6 @@ from kdatune_tuner.store import queries
 from kdatune_tuner.store import writes
 from kdatune_tuner.store.engine import open_engine
 from kdatune_tuner.store.engine import reading
-from kdatune_tuner.store.engine import upgrade
 from kdatune_tuner.store.engine import writing
 from kdatune_tuner.store.intake import page_quarantined
 from kdatune_tuner.store.intake import report_quarantine
@@ -58,16 +56,6 @@ def recording() -> Recording:
 @pytest.fixture
 def card(recording: Recording) -> NightCard:
     return NightCard(recording, 7)
-
-
-@pytest.fixture
-def sqlite(tmp_path) -> Iterator[Engine]:
-    """What does not depend on the database is tested on one of them."""
-    url = f"sqlite:///{tmp_path / 'kdatune.db'}"
-    upgrade(url)
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 @dataclass
