@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import K1Config
@@ -29,7 +29,7 @@ from kdatune_tuner.worker import Worker
 
 REAL_SWEEP = Path(__file__).parent.parent / "data" / "h200-earlier-kernels.jsonl.gz"
 H200 = KNOWN_GPUS["NVIDIA H200"]
-SHAPE = shape_of(1, 96, 8192)
+SHAPE = shape_of(1, 64, 8192)
 BUILD = Build("kernels", "space", "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
 
 
@@ -90,7 +90,7 @@ def make_sweep(tmp_path: Path) -> SweepMaker:
         spread: float = 0.001,
         name: str = "made.jsonl.gz",
     ) -> ReplayBackend:
-        default = default_config(shape, H200)
+        default = split_default(shape, H200)
         k1s = [default.k1, *(K1Config(num_warps=w, chunks_per_program=c) for w in (1, 2, 4, 8) for c in (1, 2, 4))]
         k2s = [default.k2, *(K2Config(block_v=b, stages_in=s) for b in (32, 64, 128) for s in (1, 2, 3, 4))]
         writer = SweepWriter(tmp_path / name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import LaunchConfig
@@ -37,6 +38,8 @@ FOLDER = Path(os.environ["KDATUNE_FAKE"])
 
 
 def current():
+    if "KDATUNE_FAKE_CARD" in os.environ:
+        return KNOWN_GPUS[os.environ["KDATUNE_FAKE_CARD"]]
     return gpu_of(os.environ.get("KDATUNE_FAKE_NAME", "Fake A100"), "8.0", 108, 40 << 30)
 
 

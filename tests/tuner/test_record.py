@@ -11,10 +11,13 @@ from statistics import median
 
 import pytest
 
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k1_configs
 from kdatune_kernels.space import k2_configs
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.backend_replay import ReplayBackend
 from kdatune_tuner.outcome import Outcome
@@ -74,6 +77,39 @@ def test_what_was_recorded_is_what_is_replayed(fake_device, tmp_path: Path) -> N
     assert not backend.measure_pair(SHAPES[0], default).estimated
     slow = max(backend.space("k2", SHAPES[0]), key=lambda c: backend.measure("k2", SHAPES[0], c).median_us)
     assert backend.measure_pair(SHAPES[0], LaunchConfig(default.k1, slow)).estimated
+
+
+def test_the_fused_kernel_is_recorded_whole_wherever_it_may_run(fake_device, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
+    shapes = [parse_shape("N=1,H=96,T=8192"), parse_shape("N=1,H=8,T=1024"), parse_shape("N=1,H=8,T=1024,V=256")]
+    path = tmp_path / "fake.jsonl.gz"
+    assert record(fake_device, path, shapes=shapes).complete
+    recording = load_recording(path)
+    i1, i2 = recording.index[FUSED.k1], recording.index[FUSED.k2]
+    assert fake_device.calls("check").count(digest(FUSED)) == 1
+    assert digest(FUSED.k2) not in [*fake_device.calls("check"), *fake_device.calls("time")]
+    assert [s for k1, k2, s in recording.pairs if (k1, k2) == (i1, i2)] == shapes[:2]
+    assert not [key for key in recording.timings if key[:2] == ("k2", i2)]
+    for shape in shapes:
+        split = split_default(shape, recording.gpu)
+        assert (recording.index[split.k1], recording.index[split.k2], shape) in recording.pairs
+    backend = ReplayBackend(recording)
+    assert FUSED.k2 not in backend.space("k2", shapes[0])
+    assert (backend.measurable("k2", shapes[0], FUSED.k2), backend.measurable("kda", shapes[0], FUSED)) == (False, True)
+    result = backend.measure_pair(shapes[0], FUSED)
+    assert (result.ok, result.estimated, result.registers) == (True, False, 96)
+
+
+def test_a_fused_kernel_that_fails_its_check_is_not_timed(fake_device, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
+    fake_device.fate(FUSED.k2, check="incorrect")
+    shape = parse_shape("N=1,H=96,T=8192")
+    record(fake_device, tmp_path / "fake.jsonl.gz", shapes=[shape])
+    backend = ReplayBackend.open(tmp_path / "fake.jsonl.gz")
+    assert digest(FUSED) not in fake_device.calls("time")
+    assert backend.measurable("kda", shape, FUSED)
+    result = backend.measure_pair(shape, FUSED)
+    assert (result.outcome, result.samples_us) == (Outcome.INCORRECT, ())
 
 
 def test_lethal_configs_cost_their_own_rows_only(fake_device, tmp_path: Path) -> None:

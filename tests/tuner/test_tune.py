@@ -28,7 +28,7 @@ from kdatune_tuner.tune import Options
 from kdatune_tuner.tune import Tuned
 from kdatune_tuner.tune import Tuner
 
-SHAPE = parse_shape("N=1,H=96,T=8192")
+SHAPE = parse_shape("N=1,H=64,T=8192")
 
 
 def tune(engine: Engine, backend: ReplayBackend, shape: Shape = SHAPE, **options) -> Tuned:
@@ -83,7 +83,7 @@ def test_a_real_sweep_gives_the_fastest_of_both_stages(engine: Engine, real_swee
 def test_the_document_has_the_promised_keys(engine: Engine, make_sweep) -> None:
     sweep = make_sweep([100.0, 90.0], [200.0, 190.0], {(0, 0): 300.0, (1, 1): 281.0, (0, 1): 291.0, (1, 0): 290.0})
     document = tune(engine, sweep).to_json()
-    assert document["shape"] == "N=1,H=96,T=8192"
+    assert document["shape"] == "N=1,H=64,T=8192"
     assert (document["kernel"], document["gpu"], document["backend"]) == ("kda", "NVIDIA H200", "replay")
     assert (document["trials"], document["measured"], document["resumed"]) == (8, 8, 0)
     assert document["outcomes"] == {"ok": 8}
@@ -280,7 +280,7 @@ def test_a_champion_that_is_not_recorded_stays(engine: Engine, make_sweep) -> No
 
 
 def test_the_default_then_the_champion_then_neighbours_come_first(engine: Engine, make_sweep) -> None:
-    near = parse_shape("N=1,H=96,T=4096")
+    near = parse_shape("N=1,H=64,T=4096")
     tune(engine, make_sweep([100.0, 99.0, 50.0], [200.0], shape=near), near)
     tune(engine, make_sweep([100.0, 80.0, 101.0, 102.0], [200.0], name="own.gz"))
     newest = max(row.id for row in measurements(engine))

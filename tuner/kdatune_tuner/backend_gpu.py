@@ -50,7 +50,7 @@ class GpuBackend:
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
         return list(legal_k1(shape, self.gpu) if kernel == "k1" else legal_k2(shape, self.gpu))
 
-    def measurable(self, kernel: str, shape: Shape, config: StageConfig) -> bool:  # noqa: ARG002 - one protocol
+    def measurable(self, kernel: str, shape: Shape, config: StageConfig | LaunchConfig) -> bool:  # noqa: ARG002 - one protocol
         return config_ok(config, shape, self.gpu) is None
 
     def measure(self, kernel: str, shape: Shape, config: StageConfig) -> Result:

@@ -16,6 +16,7 @@ from kdatune_tuner.objective import StageConfig
 from kdatune_tuner.objective import sum_of_parts
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.recording import SHIPPED
+from kdatune_tuner.recording import Check
 from kdatune_tuner.recording import Recording
 from kdatune_tuner.recording import Timing
 from kdatune_tuner.recording import load_recording
@@ -53,8 +54,12 @@ class ReplayBackend:
         configs = [check.config for check in self.recording.checks.values() if check.kernel == kernel]
         return [c for c in configs if self.measurable(kernel, shape, c) and config_ok(c, shape, self.gpu) is None]
 
-    def measurable(self, kernel: str, shape: Shape, config: StageConfig) -> bool:
+    def measurable(self, kernel: str, shape: Shape, config: StageConfig | LaunchConfig) -> bool:
         """Whether the config's fate on the shape is recorded."""
+        if isinstance(config, LaunchConfig):
+            if config.k2.fused:
+                return self._fused(shape, config) is not None
+            return self.measurable("k1", shape, config.k1) and self.measurable("k2", shape, config.k2)
         i = self.recording.index.get(config, -1)
         check = self.recording.checks.get((kernel, i))
         return check is not None and (check.outcome is not Outcome.OK or (kernel, i, shape) in self.recording.timings)
@@ -65,16 +70,7 @@ class ReplayBackend:
         check = None if i is None else self.recording.checks.get((kernel, i))
         if i is None or check is None:
             raise RecordingError(f"{self.recording.path}: {kernel} config {config} is not recorded")
-        result = Result(
-            outcome=check.outcome,
-            detail=check.detail,
-            o_error_ratio=check.o_error_ratio,
-            state_error_ratio=check.state_error_ratio,
-            effective_num_warps=check.effective_num_warps,
-            registers=check.registers,
-            spills=check.spills,
-            smem_bytes=check.smem_bytes,
-        )
+        result = _checked(check)
         if not result.ok:
             return result
         timing = self.recording.timings.get((kernel, i, shape))
@@ -83,22 +79,43 @@ class ReplayBackend:
         return _timed(result, timing)
 
     def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
-        """The recorded pair. Where either side was not recorded together, both are sums of their parts: like with like."""
+        """The recorded pair. Where either side was not recorded together, both are sums of their parts: like with like.
+
+        The fused kernel has no parts. Beside it a sum of parts stays one, and what comes of the two is estimated.
+        """
+        self._require(shape)
         mine = self._pair(shape, config)
         if against is None:
             return mine
         theirs = self._pair(shape, against)
         if mine.estimated != theirs.estimated:
-            mine, theirs = self._parts(shape, config), self._parts(shape, against)
+            if config.k2.fused or against.k2.fused:
+                mine = replace(mine, estimated=True)
+            else:
+                mine, theirs = self._parts(shape, config), self._parts(shape, against)
         return replace(mine, against_us=theirs.samples_us)
 
     def _pair(self, shape: Shape, config: LaunchConfig) -> Result:
-        index = self.recording.index
-        together = self.recording.pairs.get((index.get(config.k1, -1), index.get(config.k2, -1), shape))
+        if config.k2.fused:
+            lacks = f"{config.k2.variant} is not recorded on {shape.key()} in {self.recording.path.name}"
+            return self._fused(shape, config) or Result(Outcome.LAUNCH_ERROR, detail=lacks)
+        together = self._together(shape, config)
         parts = self._parts(shape, config)
         if together is None or not parts.ok:
             return parts
         return _timed(replace(parts, detail=None, estimated=False, samples_us=()), together)
+
+    def _fused(self, shape: Shape, config: LaunchConfig) -> Result | None:
+        """What became of the fused kernel, which is recorded whole or not at all."""
+        check = self.recording.checks.get(("k2", self.recording.index.get(config.k2, -1)))
+        if check is None or not check.outcome.ok:
+            return None if check is None else _checked(check)
+        together = self._together(shape, config)
+        return None if together is None else _timed(_checked(check), together)
+
+    def _together(self, shape: Shape, config: LaunchConfig) -> Timing | None:
+        index = self.recording.index
+        return self.recording.pairs.get((index.get(config.k1, -1), index.get(config.k2, -1), shape))
 
     def _parts(self, shape: Shape, config: LaunchConfig) -> Result:
         return sum_of_parts(self.measure("k1", shape, config.k1), self.measure("k2", shape, config.k2))
@@ -115,6 +132,19 @@ def require_recorded(shape: AnyShape, recorded: Collection[AnyShape], path: Path
     if shape not in recorded:
         known = "; ".join(s.key() for s in recorded)
         raise RecordingError(f"{shape.key()} is not in {path}; recorded: {known}")
+
+
+def _checked(check: Check) -> Result:
+    return Result(
+        outcome=check.outcome,
+        detail=check.detail,
+        o_error_ratio=check.o_error_ratio,
+        state_error_ratio=check.state_error_ratio,
+        effective_num_warps=check.effective_num_warps,
+        registers=check.registers,
+        spills=check.spills,
+        smem_bytes=check.smem_bytes,
+    )
 
 
 def _timed(result: Result, timing: Timing) -> Result:

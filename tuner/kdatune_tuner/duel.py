@@ -118,12 +118,14 @@ class Duel:
             self._champion = None  # no launcher takes it any more
         self._confirm()
         incumbent = self._incumbent()
-        measured = self._champion is not None and not self.results[incumbent].estimated
+        fused = isinstance(incumbent, LaunchConfig) and incumbent.k2.fused
+        met = self.results.get(incumbent) if fused or self._champion is not None else None
+        measured = met is not None and not met.estimated
         for challenger in self._ranked():
             if challenger == incumbent:
                 return self._stays(challenger)
             if measured and self.results[challenger].estimated:
-                continue  # a sum of parts never replaces what was measured end to end
+                continue  # a sum of parts never replaces what was measured end to end; the fused kernel has no parts to sum
             promotion = self._meet(challenger, incumbent)
             if promotion is not None:
                 return promotion

@@ -15,8 +15,11 @@ from kdatune_kernels.spec import Shape
 from kdatune_tuner.guess import Sweep
 from kdatune_tuner.guess import apart
 from kdatune_tuner.guess import guess_from
+from kdatune_tuner.objective import Result
 from kdatune_tuner.objective import SearchConfig
+from kdatune_tuner.objective import WholeConfig
 from kdatune_tuner.objective import read_config
+from kdatune_tuner.objective import stage_of
 from kdatune_tuner.search import Search
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.sweeps import SweepKey
@@ -74,23 +77,35 @@ def stored_guess(
 
 
 def nearest_regret(
-    champions: Iterable[Champion], shape: Shape, gpu: Gpu, stages: Mapping[str, Search], served: LaunchConfig
+    champions: Iterable[Champion],
+    shape: Shape,
+    gpu: Gpu,
+    stages: Mapping[str, Search],
+    served: LaunchConfig,
+    pairs: Mapping[WholeConfig, Result],
 ) -> float | None:
     """What the nearest answer costs for a shape that is measured now: its time over that of what is served (x, >= 1).
 
     Not over the best time of all: the least of hundreds is less than any config takes when it is measured again. None where
-    nothing near is tuned, or where either was not measured here.
+    nothing near is tuned, or where either was not measured here. By the times of the stages, which were searched; where either
+    of the two is the fused kernel, which has none, by pairs that were measured end to end.
     """
     found = match.find([c for c in champions if c.shape != shape], shape, gpu)
     if found.champion is None:
         return None
-    answered_us = served_us = 0.0
-    for answer, own, search in (
-        (found.config.k1, served.k1, stages["k1"]),
-        (found.config.k2, served.k2, stages["k2"]),
-    ):
-        theirs, ours = (search.results.get(config) for config in (answer, own))
-        if theirs is None or ours is None or theirs.median_us is None or ours.median_us is None:
-            return None
-        answered_us, served_us = answered_us + theirs.median_us, served_us + ours.median_us
-    return max(1.0, answered_us / served_us)
+    whole = found.config.k2.fused or served.k2.fused
+    answered_us, served_us = (
+        _whole_us(pairs, config) if whole else _stages_us(stages, config) for config in (found.config, served)
+    )
+    return None if answered_us is None or served_us is None else max(1.0, answered_us / served_us)
+
+
+def _whole_us(pairs: Mapping[WholeConfig, Result], config: LaunchConfig) -> float | None:
+    result = pairs.get(config)
+    return None if result is None or result.estimated else result.median_us
+
+
+def _stages_us(stages: Mapping[str, Search], config: LaunchConfig) -> float | None:
+    results = [stages[kernel].results.get(stage_of(config, kernel)) for kernel in ("k1", "k2")]
+    times_us = [None if result is None else result.median_us for result in results]
+    return None if None in times_us else sum(us for us in times_us if us is not None)

@@ -31,7 +31,6 @@ from kdatune_tuner.night_reference import runs_of
 from kdatune_tuner.night_report import percent
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import stage_of
 from kdatune_tuner.outcome import Outcome
 from kdatune_tuner.promote import Contender
 from kdatune_tuner.promote import Decision as Verdicted
@@ -261,7 +260,7 @@ class Checker:
             return promotion, queries.find_measurement(s, promotion.measurement_id or 0)
 
     def _can(self, shape: object, config: LaunchConfig) -> bool:
-        return all(self._backend.measurable(kernel, shape, stage_of(config, kernel)) for kernel in ("k1", "k2"))
+        return self._backend.measurable("kda", shape, config)
 
 
 def _config_of(row: PromotionRow) -> LaunchConfig | None:

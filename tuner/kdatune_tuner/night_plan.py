@@ -28,7 +28,6 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner.night_report import Item
 from kdatune_tuner.night_report import ItemState
 from kdatune_tuner.objective import Backend
-from kdatune_tuner.objective import stage_of
 from kdatune_tuner.store.records import DemandRow
 from kdatune_tuner.store.records import QuarantineRow
 from kdatune_tuner.store.records import rfc3339
@@ -174,8 +173,7 @@ class Planner:
         return Item(SEARCH, shape, why, value, 0.0, count, ItemState.SKIPPED, result=refused)
 
     def _can(self, champion: Champion) -> bool:
-        shape, config = champion.shape, champion.config
-        return all(self._backend.measurable(kernel, shape, stage_of(config, kernel)) for kernel in ("k1", "k2"))
+        return self._backend.measurable("kda", champion.shape, champion.config)
 
     def _refusal(self, champion: Champion) -> QuarantineRow | None:
         """What launchers said of a champion after it was measured and checked last."""

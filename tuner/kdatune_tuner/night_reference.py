@@ -24,7 +24,6 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.objective import Backend
 from kdatune_tuner.objective import Result
-from kdatune_tuner.objective import stage_of
 from kdatune_tuner.store import night
 from kdatune_tuner.store.engine import reading
 from kdatune_tuner.store.engine import writing
@@ -224,11 +223,7 @@ def _points_of(backend: Backend) -> list[tuple[Shape, LaunchConfig]]:
     held = backend.default_shapes()
     wanted = [shape for shape in SHAPES if shape in held] or held
     found = [(shape, default_config(shape, backend.gpu)) for shape in wanted]
-    usable = [
-        (shape, config)
-        for shape, config in found
-        if all(backend.measurable(kernel, shape, stage_of(config, kernel)) for kernel in ("k1", "k2"))
-    ]
+    usable = [(shape, config) for shape, config in found if backend.measurable("kda", shape, config)]
     return usable[: len(SHAPES)]
 
 

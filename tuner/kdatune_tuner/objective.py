@@ -111,7 +111,10 @@ class Backend(Protocol):
         """Configs that can be measured for the shape, in a fixed order. `kernel` is "k1", "k2" or another kernel."""
 
     def measurable(self, kernel: str, shape: AnyShape, config: Any) -> bool:
-        """Whether `measure` can be asked for a config, also for one outside the space (a champion of an older space)."""
+        """Whether `measure` can be asked for a config, also for one outside the space (a champion of an older space).
+
+        For kernel "kda" the config is a whole launch, and it is `measure_pair` that can be asked.
+        """
 
     def measure(self, kernel: str, shape: AnyShape, config: Any) -> Result:
         """One stage on its own time, or another kernel."""

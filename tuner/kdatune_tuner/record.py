@@ -26,9 +26,11 @@ from queue import SimpleQueue
 from statistics import median
 
 from kdatune_kernels.errors import KdatuneError
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import legal_k1
 from kdatune_kernels.space import legal_k2
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
@@ -134,8 +136,13 @@ class Recorder:
         )
 
     def _spaces(self, gpu: Gpu) -> dict[str, list[StageConfig]]:
-        """Every config that the search considers on one of the shapes, defaults included. The place is the config's index."""
+        """Every config that the search considers on one of the shapes, defaults included. The place is the config's index.
+
+        The fused kernel stands last among K2, and the K1 that it goes with, which is not launched, among K1.
+        """
         considered = [_considered(shape, gpu) for shape in self._shapes]
+        if any(config_ok(FUSED, shape, gpu) is None for shape in self._shapes):
+            considered.append({"k1": [FUSED.k1], "k2": [FUSED.k2]})
         return {stage: list(dict.fromkeys(c for one in considered for c in one[stage])) for stage in STAGES}
 
     def _writer(self, gpu: Gpu, build: Build, regime: str, spaces: dict[str, list[StageConfig]]) -> SweepWriter:
@@ -208,7 +215,7 @@ class Recorder:
             self._add(writer, row | {"outcome": reply["outcome"], "detail": reply.get("detail")})
 
     def _pairs(self, spaces: dict[str, list[StageConfig]], shape: Shape, gpu: Gpu) -> list[tuple[int, int]]:
-        """The best of both stages crossed, and the default pair."""
+        """The best of both stages crossed, the default pair, and the fused kernel, which is no stage and has no time of one."""
         best: list[list[int]] = []
         for stage in STAGES:
             times = {
@@ -217,11 +224,15 @@ class Recorder:
                 if row["t"] == "time" and row["kernel"] == stage and row["shape"] == shape.key() and "samples_us" in row
             }
             best.append(sorted(times, key=lambda i, times=times: times[i])[:_PAIRED_PER_STAGE])  # type: ignore[misc]
-        default: LaunchConfig = default_config(shape, gpu)
-        both = (spaces["k1"].index(default.k1), spaces["k2"].index(default.k2))
-        good = all(("time", stage, i, shape.key()) in self._done for stage, i in zip(STAGES, both, strict=True))
-        crossed = list(product(best[0], best[1]))
-        return list(dict.fromkeys([*crossed, *([both] if good else [])]))
+        pairs = list(product(best[0], best[1]))
+        both = _places(spaces, split_default(shape, gpu))
+        if all(("time", stage, i, shape.key()) in self._done for stage, i in zip(STAGES, both, strict=True)):
+            pairs.append(both)
+        if config_ok(FUSED, shape, gpu) is None:
+            fused = _places(spaces, FUSED)
+            if self._done.get(("check", "k2", fused[1]), {}).get("outcome") == "ok":
+                pairs.append(fused)
+        return list(dict.fromkeys(pairs))
 
     def _late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
@@ -231,9 +242,13 @@ class Recorder:
 
 
 def _considered(shape: Shape, gpu: Gpu) -> dict[str, list[StageConfig]]:
-    """The search space of a shape, and its default."""
-    default = default_config(shape, gpu)
+    """The stages of a shape: its search space, and its default of two kernels."""
+    default = split_default(shape, gpu)
     return {"k1": [*legal_k1(shape, gpu), default.k1], "k2": [*legal_k2(shape, gpu), default.k2]}
+
+
+def _places(spaces: dict[str, list[StageConfig]], config: LaunchConfig) -> tuple[int, int]:
+    return spaces["k1"].index(config.k1), spaces["k2"].index(config.k2)
 
 
 Checked = tuple[Json, Json]
@@ -250,7 +265,7 @@ def _pool(modules: DeviceModules, processes: int, timeout_s: float) -> Iterator[
     def check(row: Json) -> Checked:
         worker = idle.get()
         try:
-            return row, worker.call({"op": "check", "kernel": row["kernel"], "config": row["config"]}, timeout_s)
+            return row, worker.call({"op": "check"} | _checked(row), timeout_s)
         finally:
             idle.put(worker)
 
@@ -264,6 +279,13 @@ def _pool(modules: DeviceModules, processes: int, timeout_s: float) -> Iterator[
         pool.shutdown(wait=True)
         for worker in workers:
             worker.close()
+
+
+def _checked(row: Json) -> Json:
+    """What is asked for a check row: its stage, or the whole launch where K1 is part of K2."""
+    if row["config"] == to_json(FUSED.k2):
+        return {"kernel": "kda", "config": to_json(FUSED)}
+    return {"kernel": row["kernel"], "config": row["config"]}
 
 
 def _key(row: Json) -> tuple[object, ...]:

@@ -13,7 +13,10 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels.match import Champion
 from kdatune_kernels.others import OtherChampion
+from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -198,10 +201,15 @@ class Tuner:
         return ledger.champion()
 
     def _seeds(self, ledger: Ledger, shape: AnyShape) -> Sequence[WholeConfig]:
-        """What is tried first: the default, the champion, the champions of the nearest shapes."""
+        """What is tried first: the default, the champion, the champions of the nearest shapes; what has stages of its own."""
         assert isinstance(shape, Shape)  # noqa: S101 - of kernel kda
         gpu = self.backend.gpu
-        return list(dict.fromkeys([default_config(shape, gpu), *nearest_configs(ledger.champions(), shape, gpu)]))
+        first = [split_default(shape, gpu), *nearest_configs(ledger.champions(), shape, gpu)]
+        return [config for config in dict.fromkeys(first) if not config.k2.fused]
+
+    def _default(self, shape: AnyShape, seeds: Sequence[WholeConfig]) -> WholeConfig:  # noqa: ARG002 - a kernel of others'
+        """What runs when nothing is known."""
+        return default_config(shape, self.backend.gpu)
 
     def _stage(
         self,
@@ -295,7 +303,8 @@ class Tuner:
         """Measure the finalists end to end and decide."""
         shape, count = tuned.shape, self.options.finalists
         champion = self._champion(ledger)
-        wanted = self._finalists(tuned, champion, seeds[0], count)
+        default = self._default(shape, seeds)
+        wanted = self._finalists(tuned, champion, default, count)
         self.watch.start("pairs", shape, len(wanted))
         with ledger.run(
             self.options.kernel,
@@ -306,16 +315,16 @@ class Tuner:
             seed=self.options.seed,
         ) as run:
             tuned.run_id = run.id
-            duel = Duel(ledger, self.backend, self.options.policy, run, default=seeds[0], champion=champion)
+            duel = Duel(ledger, self.backend, self.options.policy, run, default=default, champion=champion)
             if isinstance(shape, Shape):
                 neighbours = ledger.champions()
                 duel.nearest_regret = lambda served: nearest_regret(
-                    neighbours, shape, self.backend.gpu, tuned.stages, served
+                    neighbours, shape, self.backend.gpu, tuned.stages, served, duel.results
                 )
             if self.options.kernel == "kda":  # of another kernel the search has counted them
                 tuned.pairs = duel.results
             for pair in wanted:
-                must = pair in (seeds[0], champion.config if champion else None)
+                must = pair in (default, champion.config if champion else None)
                 if must or deadline is None or time.monotonic() < deadline:
                     result = duel.take(pair)
                     tuned.pairs_measured = duel.measured
@@ -334,24 +343,22 @@ class Tuner:
     def _finalists(
         self, tuned: Tuned, champion: Champion | OtherChampion | None, default: WholeConfig, count: int
     ) -> Sequence[WholeConfig]:
-        """The default and the champion, then the best of both stages crossed, most promising first."""
-        assert isinstance(default, LaunchConfig)  # noqa: S101 - of kernel kda
+        """The default, the champion and the fused kernel, then the best of both stages crossed, most promising first."""
+        shape, gpu = tuned.shape, self.backend.gpu
         first = [default] if champion is None else [default, champion.config]
+        if config_ok(FUSED, shape, gpu) is None:
+            first.append(FUSED)
         k1s, k2s = (tuned.stages[k].ranked()[:count] for k in ("k1", "k2"))
         crossed = sorted(
             ((c1, c2) for c1 in k1s for c2 in k2s), key=lambda p: (p[0][1].median_us or 0) + (p[1][1].median_us or 0)
         )
-        pairs = [replace(default, k1=c1[0], k2=c2[0]) for c1, c2 in crossed]  # type: ignore[arg-type]
-        return [
-            p
-            for p in dict.fromkeys([*first, *pairs])
-            if all(self.backend.measurable(k, tuned.shape, stage_of(p, k)) for k in ("k1", "k2"))
-        ]
+        pairs = [LaunchConfig(c1[0], c2[0]) for c1, c2 in crossed]  # type: ignore[arg-type]
+        return [pair for pair in dict.fromkeys([*first, *pairs]) if self.backend.measurable("kda", shape, pair)]
 
     def _stage_result(self, tuned: Tuned) -> None:
         search = tuned.stages[tuned.kernel]
         ranked = search.ranked()
         if ranked:
             tuned.best, tuned.best_us = ranked[0][0], ranked[0][1].median_us
-        default = search.results.get(stage_of(default_config(tuned.shape, self.backend.gpu), tuned.kernel))
+        default = search.results.get(stage_of(split_default(tuned.shape, self.backend.gpu), tuned.kernel))
         tuned.default_us = default.median_us if default else None

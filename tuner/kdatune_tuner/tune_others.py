@@ -60,6 +60,9 @@ class OtherTuner(Tuner):
             left = [c for c in left if c is not found.champion]
         return list(dict.fromkeys(seeds))
 
+    def _default(self, shape: OtherShape, seeds: Sequence[WholeConfig]) -> WholeConfig:  # noqa: ARG002 - as Tuner's
+        return seeds[0]
+
     def _finalists(
         self, tuned: Tuned, champion: Champion | OtherChampion | None, default: WholeConfig, count: int
     ) -> Sequence[WholeConfig]:
