@@ -28,6 +28,7 @@ from kdatune_kernels.errors import MeasurementError
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 
 Config = K1Config | K2Config | LaunchConfig
@@ -50,7 +51,7 @@ class Problem:
     copies: list[launch.Problem]
     workspaces: list[launch.Workspace]
     outputs: list[tuple[torch.Tensor, torch.Tensor | None]]
-    half: bool
+    precision: Precision
     expected: tuple[torch.Tensor, torch.Tensor | None] | None = field(default=None)
 
     @property
@@ -73,13 +74,15 @@ class CheckResult:
     compile_s: float | None = None
 
 
-def small_problem(device: torch.device | str = "cuda", half: bool = True) -> Problem:
+def small_problem(device: torch.device | str = "cuda", precision: Precision = "fp16") -> Problem:
     """The problem every config is checked on: two ragged sequences, four heads, with a reference in fp64."""
     shape = Shape(N=2, H=4, HV=4, T=331, varlen=True, longest_tokens=256)
-    return _open(shape, samples.make((256, 75), 4, device=device), half, copies=1)
+    return _open(shape, samples.make((256, 75), 4, device=device), precision, copies=1)
 
 
-def open_problem(shape: Shape, device: torch.device | str = "cuda", seed: int = 0, half: bool = True) -> Problem:
+def open_problem(
+    shape: Shape, device: torch.device | str = "cuda", seed: int = 0, precision: Precision = "fp16"
+) -> Problem:
     """Tensors of a shape, with enough copies to keep the L2 cold.
 
     Raises:
@@ -99,12 +102,12 @@ def open_problem(shape: Shape, device: torch.device | str = "cuda", seed: int = 
             value_size=shape.V,
             dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float16,
         )
-        return _open(shape, sample, half)
+        return _open(shape, sample, precision)
     except torch.cuda.OutOfMemoryError as error:
         raise MeasurementError("launch_error", f"{shape.key()} does not fit the free device memory") from error
 
 
-def _open(shape: Shape, sample: samples.Sample, half: bool, copies: int | None = None) -> Problem:
+def _open(shape: Shape, sample: samples.Sample, precision: Precision, copies: int | None = None) -> Problem:
     device = sample.q.device
     tokens = sum(sample.lengths)
     if shape.varlen:
@@ -134,12 +137,12 @@ def _open(shape: Shape, sample: samples.Sample, half: bool, copies: int | None =
         )
         for _ in range(count)
     ]
-    spaces = [launch.workspace(tables, first.heads, shape.K, half, device) for _ in range(count)]
+    spaces = [launch.workspace(tables, first.heads, shape.K, precision, device) for _ in range(count)]
     if device.type == "cuda":
         # K2 is timed on what K1 really hands it: the data decides the power a card draws, and so its clock.
         for problem, ws in zip(problems, spaces, strict=True):
             launch.run_k1(problem, ws, BASELINE.k1)
-    return Problem(shape, sample, problems, spaces, outputs, half)
+    return Problem(shape, sample, problems, spaces, outputs, precision)
 
 
 def copies_for(device: torch.device, each_bytes: int) -> int:
@@ -169,7 +172,10 @@ def bound_call(problem: Problem, config: Config, i: int) -> Callable[[], Any]:
         return launch.k1_call(p, ws, config)
     if isinstance(config, K2Config):
         return launch.k2_call(p, ws, o, ht, config)
-    k1, k2 = launch.k1_call(p, ws, config.k1), launch.k2_call(p, ws, o, ht, config.k2)
+    k2 = launch.k2_call(p, ws, o, ht, config.k2)
+    if config.k2.fused:
+        return k2
+    k1 = launch.k1_call(p, ws, config.k1)
 
     def both() -> None:
         k1()
@@ -245,7 +251,7 @@ def _poisoned_run(problem: Problem, config: LaunchConfig, kernel: str) -> Any:
     for buffer in (ws.KQ, ws.KG, ws.AI, ws.DEC, o, *(() if ht is None else (ht,))):
         buffer.fill_(float("nan"))
     with typed():
-        k1 = launch.run_k1(problem.copies[0], ws, config.k1)
+        k1 = None if config.k2.fused else launch.run_k1(problem.copies[0], ws, config.k1)
         k2 = launch.run_k2(problem.copies[0], ws, o, ht, config.k2)
         _synchronize(problem.device)
     return k1 if kernel == "k1" else k2

@@ -21,6 +21,7 @@ from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import Precision
 
 ensure_compile_cache()
 
@@ -53,7 +54,7 @@ def compile_config(
     config: K1Config | K2Config,
     *,
     compute_capability: str = "9.0",
-    half: bool = True,
+    precision: Precision = "fp16",
     group: int = 1,
     initial_state: bool = True,
     final_state: bool = True,
@@ -69,7 +70,7 @@ def compile_config(
         MeasurementError: outcome "compile_error", with the compiler's last line.
     """
     if isinstance(config, K1Config):
-        fn, types, constants, options = _k1_source(config, half, group)
+        fn, types, constants, options = _k1_source(config, precision, group)
         types |= {name: f"*{dtype}" for name in ("q", "k", "g", "beta") if types[name] == "*bf16"}
     else:
         flags = {
@@ -79,9 +80,9 @@ def compile_config(
             "SEGMENTED": config.segments > 1,
         }
         # a segment starts from what pass B wrote, which is fp32
-        fn, types, constants, options = _k2_source(config, half, flags, state_bf16 and config.segments == 1)
+        fn, types, constants, options = _k2_source(config, precision, flags, state_bf16 and config.segments == 1)
         types |= {name: f"*{dtype}" for name in ("v", "o") if name in types}
-        constants["V"] = V
+        constants |= {"V": V} if "V" in constants else {}
     if "K" in constants:
         constants["K"] = K
     return _compiled(fn, types, constants, options, compute_capability)
@@ -91,7 +92,7 @@ def compile_passes(
     config: K2Config,
     *,
     compute_capability: str = "9.0",
-    half: bool = True,
+    precision: Precision = "fp16",
     initial_state: bool = True,
     state_v_first: bool = False,
     state_bf16: bool = False,
@@ -101,7 +102,7 @@ def compile_passes(
     Raises:
         MeasurementError: outcome "compile_error", with the compiler's last line.
     """
-    types, constants, options = _pass_sources(config, half)
+    types, constants, options = _pass_sources(config, precision)
     state = {"HAS_H0": initial_state, "V_FIRST": state_v_first}
     b_types = {**types, "h0": "*bf16" if state_bf16 else "*fp32"}
     if config.variant == "triton":
@@ -183,7 +184,7 @@ def _source(fn: Any, signature: dict[str, str], constants: dict[str, Any], align
 
 
 _K1_TYPES = {
-    **dict.fromkeys(("q", "k", "g", "beta", "KQ"), "*bf16"),
+    **dict.fromkeys(("q", "k", "g", "beta"), "*bf16"),
     **dict.fromkeys(("A_log", "dt_bias", "DEC"), "*fp32"),
     **dict.fromkeys(("chunk_token", "chunk_length"), "*i32"),
     **dict.fromkeys(("q_stride_t", "k_stride_t", "g_stride_t", "beta_stride_t", "beta_stride_h", "NC", "H"), "i32"),
@@ -191,13 +192,21 @@ _K1_TYPES = {
 }
 
 
-def _k1_source(config: K1Config, half: bool, group: int) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
-    tile = "fp16" if half else "bf16"
-    types = {**_K1_TYPES, "KG": f"*{tile}", "AI": f"*{tile}"}
+def _tile_types(precision: Precision) -> tuple[str, str]:
+    """Of [kd; qd], and of kr, INV and M."""
+    return "fp16" if precision == "fp16" else "bf16", "bf16" if precision == "bf16" else "fp16"
+
+
+def _k1_source(
+    config: K1Config, precision: Precision, group: int
+) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+    kq, tile = _tile_types(precision)
+    types = {**_K1_TYPES, "KQ": f"*{kq}", "KG": f"*{tile}", "AI": f"*{tile}"}
     options: dict[str, Any] = {"num_warps": config.num_warps}
     if config.maxnreg is not None:
         options["maxnreg"] = config.maxnreg
-    constants: dict[str, Any] = {"GROUP": group, "HEAD_FAST": config.head_fast, "HALF": half}
+    constants: dict[str, Any] = {"GROUP": group, "HEAD_FAST": config.head_fast}
+    constants |= _recipe(precision)
     if config.variant == "triton":
         from kdatune_kernels.prepare import prepare_kernel
 
@@ -217,31 +226,43 @@ def _k1_source(config: K1Config, half: bool, group: int) -> tuple[Any, dict[str,
     return prepare_sm90.prepare_tma, types, constants, options
 
 
+def _recipe(precision: Precision) -> dict[str, bool]:
+    return {"HALF": precision != "bf16", "EXACT": precision != "fast"}
+
+
 def _k2_source(
-    config: K2Config, half: bool, flags: dict[str, Any], state_bf16: bool
+    config: K2Config, precision: Precision, flags: dict[str, Any], state_bf16: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
-    tile = "fp16" if half else "bf16"
+    kq, tile = _tile_types(precision)
     state = {"h0": "*bf16" if state_bf16 else "*fp32", "ht": "*fp32"}
     constants: dict[str, Any] = {"K": 128, "V": 128, "BV": config.block_v, **flags}
+    if config.variant == "fused":
+        return _fused_source(precision, flags, state)
     if config.variant == "triton":
         from kdatune_kernels.recurrence import recurrence_kernel
 
-        types = {"KQ": "*bf16", "KG": f"*{tile}", "AI": f"*{tile}", "DEC": "*fp32", "v": "*bf16", "o": "*bf16", **state}
+        types = {
+            "KQ": f"*{kq}",
+            "KG": f"*{tile}",
+            "AI": f"*{tile}",
+            "DEC": "*fp32",
+            "v": "*bf16",
+            "o": "*bf16",
+            **state,
+        }
         types |= {"spans": "*i32", "v_stride_t": "i32", "NC": "i32", "H": "i32", "segments": "i32"}
-        constants |= {"BT": CHUNK_TOKENS, "HALF": half, "TRANSPOSED": config.transposed, "STAGES": config.stages_in}
+        constants |= {"BT": CHUNK_TOKENS, "HALF": precision != "bf16"}
+        constants |= {"TRANSPOSED": config.transposed, "STAGES": config.stages_in}
         return recurrence_kernel, types, constants, {"num_warps": config.num_warps}
-    import torch
-
     from kdatune_kernels.recurrence_sm90 import recurrence_ws
 
-    torch_tile = torch.float16 if half else torch.bfloat16
     types = {
-        "kq_d": _desc("bf16", 32, 128, torch.bfloat16),
-        "kr_d": _desc(tile, 16, 128, torch_tile),
-        "ai_d": _desc(tile, 32, 16, torch_tile),
-        "dec_d": _desc("fp32", 1, 128, None),
-        "v_d": _desc("bf16", 16, config.block_v, torch.bfloat16),
-        "o_d": _desc("bf16", 16, config.block_v, torch.bfloat16),
+        "kq_d": _desc(kq, 32, 128),
+        "kr_d": _desc(tile, 16, 128),
+        "ai_d": _desc(tile, 32, 16),
+        "dec_d": _desc("fp32", 1, 128),
+        "v_d": _desc("bf16", 16, config.block_v),
+        "o_d": _desc("bf16", 16, config.block_v),
         "o_ptr": "*bf16",
         "h0_ptr": state["h0"],
         "ht_ptr": "*fp32",
@@ -269,36 +290,59 @@ def _k2_source(
     return recurrence_ws, types, constants, options
 
 
-def _pass_sources(config: K2Config, half: bool) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+def _fused_source(
+    precision: Precision, flags: dict[str, Any], state: dict[str, str]
+) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+    from kdatune_kernels import fused_sm90
+
+    types = {
+        **dict.fromkeys(("q_d", "k_d"), _desc("bf16", 16, 64)),
+        **dict.fromkeys(("g_d", "v_d", "o_d"), _desc("bf16", 16, 128)),
+        **dict.fromkeys(("o_ptr", "beta"), "*bf16"),
+        **dict.fromkeys(("A_log", "dt_bias"), "*fp32"),
+        "h0_ptr": state["h0"],
+        "ht_ptr": state["ht"],
+        "spans": "*i32",
+        **dict.fromkeys(("beta_stride_t", "beta_stride_h", "H", "chains", "ctas"), "i32"),
+        **dict.fromkeys(("bound2", "scale"), "fp32"),
+    }
+    constants: dict[str, Any] = {name: flags[name] for name in ("HAS_H0", "STORE_HT", "V_FIRST")}
+    constants |= {"GROUP": 1} | _recipe(precision)
+    return fused_sm90.kda_fused, types, constants, {"num_warps": 4, "maxnreg": fused_sm90.MAXNREG}
+
+
+def _pass_sources(config: K2Config, precision: Precision) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
     """Argument types of both passes, and the constants and options of pass A."""
     from kdatune_kernels import segments
 
-    tile = "fp16" if half else "bf16"
+    kq, tile = _tile_types(precision)
     types = dict.fromkeys(("diagonals", "ends", "starts", "DEC"), "*fp32")
     types |= dict.fromkeys(("spans", "segment_spans"), "*i32")
     types |= dict.fromkeys(("v_stride_t", "NC", "H", "segments"), "i32")
-    types |= {"maps": "*fp16", "KQ": "*bf16", "KG": f"*{tile}", "AI": f"*{tile}", "v": "*bf16"}
+    types |= {"maps": "*fp16", "KQ": f"*{kq}", "KG": f"*{tile}", "AI": f"*{tile}", "v": "*bf16"}
     if config.variant == "triton":
-        return types, {"BR": segments.ROWS, "HALF": half, "STAGES": segments.STAGES}, {"num_warps": 4}
-    import torch
-
-    torch_tile = torch.float16 if half else torch.bfloat16
+        constants = {"BR": segments.ROWS, "HALF": precision != "bf16", "STAGES": segments.STAGES}
+        return types, constants, {"num_warps": 4}
     types |= {
-        "kd_d": _desc("bf16", 16, 128, torch.bfloat16),
-        "kr_d": _desc(tile, 16, 128, torch_tile),
-        "inv_d": _desc(tile, 16, 16, torch_tile),
-        "dec_d": _desc("fp32", 1, 128, None),
-        "v_d": _desc("bf16", 16, 128, torch.bfloat16),
+        "kd_d": _desc(kq, 16, 128),
+        "kr_d": _desc(tile, 16, 128),
+        "inv_d": _desc(tile, 16, 16),
+        "dec_d": _desc("fp32", 1, 128),
+        "v_d": _desc("bf16", 16, 128),
     }
     return types, {"STAGES": segments.STAGES_SM90, "num_warps": 4}, {"num_warps": 4, "maxnreg": segments.REGISTERS_SM90}
 
 
-def _desc(kind: str, rows: int, columns: int, dtype: Any) -> str:
-    """The type of a TMA descriptor; dtype None: one row of decays."""
+def _desc(kind: str, rows: int, columns: int) -> str:
+    """The type of a TMA descriptor; fp32: one row of decays."""
+    import torch
+
     from kdatune_kernels.launch import _decay_layout
     from kdatune_kernels.launch import _tile_layout
 
-    layout = _decay_layout() if dtype is None else _tile_layout(rows, columns, dtype)
+    layout = _decay_layout()
+    if kind != "fp32":
+        layout = _tile_layout(rows, columns, torch.float16 if kind == "fp16" else torch.bfloat16)
     return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
 
 

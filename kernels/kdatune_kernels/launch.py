@@ -13,9 +13,11 @@ import torch
 
 from kdatune_kernels import prepare
 from kdatune_kernels import recurrence
+from kdatune_kernels.numerics import LOG2E
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import pow2_at_least
 
 log = logging.getLogger("kdatune")
@@ -63,12 +65,26 @@ class ChunkTables:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What K1 writes and K2 reads. KQ [tiles * 32, K] bf16, KG [tiles * 16, K], AI [tiles * 32, 16], DEC [tiles, K] fp32."""
+    """What K1 writes and K2 reads. KQ [tiles * 32, K], KG [tiles * 16, K], AI [tiles * 32, 16], DEC [tiles, K] fp32.
+
+    KG and AI are fp16 or bf16; KQ, too, except in precision "fast", where it is bf16 and KG fp16. By that the kernels know
+    what KG holds: kr in "fast", else what kd lacks of kr.
+    """
 
     KQ: torch.Tensor
     KG: torch.Tensor
     AI: torch.Tensor
     DEC: torch.Tensor
+
+    @property
+    def half(self) -> bool:
+        """Whether the tiles that carry the error are fp16."""
+        return bool(self.KG.dtype == torch.float16)
+
+    @property
+    def exact(self) -> bool:
+        """Whether KG completes kd, as everywhere but in precision "fast"."""
+        return bool(self.KQ.dtype == self.KG.dtype)
 
 
 def ensure_compile_cache() -> None:
@@ -92,12 +108,14 @@ def ensure_compile_cache() -> None:
 ensure_compile_cache()
 
 
-def workspace(tables: ChunkTables, heads: int, K: int, half: bool, device: torch.device) -> Workspace:
+def workspace(tables: ChunkTables, heads: int, K: int, precision: Precision, device: torch.device) -> Workspace:
     """An uninitialised workspace; K1 writes every element that K2 reads."""
     tiles = tables.chunks * heads
-    kind = torch.float16 if half else torch.bfloat16
+    kind = torch.bfloat16 if precision == "bf16" else torch.float16
     return Workspace(
-        KQ=torch.empty(tiles * 2 * CHUNK_TOKENS, K, dtype=torch.bfloat16, device=device),
+        KQ=torch.empty(
+            tiles * 2 * CHUNK_TOKENS, K, dtype=torch.bfloat16 if precision == "fast" else kind, device=device
+        ),
         KG=torch.empty(tiles * CHUNK_TOKENS, K, dtype=kind, device=device),
         AI=torch.empty(tiles * 2 * CHUNK_TOKENS, CHUNK_TOKENS, dtype=kind, device=device),
         DEC=torch.empty(tiles, K, dtype=torch.float32, device=device),
@@ -188,7 +206,6 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
     p, tables, heads = problem, problem.tables, problem.heads
     K = p.q.shape[2]
     group = heads // p.q.shape[1]
-    half = ws.KG.dtype == torch.float16
     rest = (p.beta.stride(0), p.beta.stride(1), tables.chunks, heads, p.lower_bound, p.scale)
     strides = (p.q.stride(0), p.k.stride(0), p.g.stride(0))
     tile_out = (ws.KQ, ws.KG, ws.AI, ws.DEC)
@@ -199,8 +216,8 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
         return functools.partial(
             prepare.prepare_kernel[(groups * heads,)],
             p.q, p.k, p.g, p.beta, p.A_log, p.dt_bias, *tile_out, *chunk_of, *strides, *rest,
-            K=K, BT=CHUNK_TOKENS, GROUP=group, CHUNKS=config.chunks_per_program, HEAD_FAST=config.head_fast, HALF=half,
-            num_warps=config.num_warps, **register_cap,
+            K=K, BT=CHUNK_TOKENS, GROUP=group, CHUNKS=config.chunks_per_program, HEAD_FAST=config.head_fast,
+            HALF=ws.half, EXACT=ws.exact, num_warps=config.num_warps, **register_cap,
         )  # fmt: skip
     from kdatune_kernels import prepare_sm90
 
@@ -209,7 +226,8 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
         "HEAD_FAST": config.head_fast,
         "TRANSPOSED": config.transposed_dots,
         "FAST_RCP": config.fast_reciprocal,
-        "HALF": half,
+        "HALF": ws.half,
+        "EXACT": ws.exact,
         "num_warps": 1,
     }
     if config.variant == "cp_async":
@@ -221,7 +239,7 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
     layout = _plain_layout(config.swizzle_bytes)
     box = [CHUNK_TOKENS, K]
     descriptors = [_descriptor(flat(x), box, layout) for x in (p.q, p.k, p.g)]
-    descriptors += [_descriptor(x, box, layout) for x in (ws.KQ, ws.KG.view(torch.bfloat16))]
+    descriptors += [_descriptor(x, box, layout) for x in (ws.KQ.view(torch.bfloat16), ws.KG.view(torch.bfloat16))]
     return functools.partial(
         prepare_sm90.prepare_tma[(tables.chunks * heads,)],
         *descriptors, p.beta, p.A_log, p.dt_bias, ws.AI, ws.DEC, *chunk_of, *rest, HALVES=config.gate_halves, **shared,
@@ -232,6 +250,8 @@ def k2_call(
     problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
 ) -> Callable[[], Any]:
     """K2 bound to its arguments: descriptors and grid are made once, the call launches."""
+    if config.variant == "fused":
+        return fused_call(problem, ws, o, ht)
     if config.segments > 1:
         from kdatune_kernels import segments
 
@@ -248,7 +268,6 @@ def chains_call(
     """
     p, tables, heads = problem, problem.tables, problem.heads
     K, V = p.q.shape[2], p.v.shape[2]
-    half = ws.KG.dtype == torch.float16
     grid = (tables.sequences * heads * (V // config.block_v),)
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else ws.DEC for x in (p.h0, ht))
@@ -262,7 +281,7 @@ def chains_call(
         return functools.partial(
             recurrence.recurrence_kernel[grid],
             ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, o, h0_ptr, ht_ptr, tables.spans, p.v.stride(0), tables.chunks, heads,
-            config.segments, K=K, V=V, BT=CHUNK_TOKENS, BV=config.block_v, HALF=half, TRANSPOSED=config.transposed,
+            config.segments, K=K, V=V, BT=CHUNK_TOKENS, BV=config.block_v, HALF=ws.half, TRANSPOSED=config.transposed,
             STAGES=config.stages_in, num_warps=config.num_warps, **flags,
         )  # fmt: skip
     from kdatune_kernels import recurrence_sm90
@@ -284,6 +303,25 @@ def chains_call(
         CONSUMER_REGS=config.consumer_regs, LOAD_REGS=config.load_regs, STORE_REGS=config.store_regs,
         DEFER=config.defer_store, DECAY_AT=config.decay_position, num_warps=config.num_warps, launch_pdl=config.segments > 1,
         **flags, **register_cap,
+    )  # fmt: skip
+
+
+def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None) -> Callable[[], Any]:
+    """K1 and K2 in one kernel, bound to its arguments; of the workspace it needs the types only, of the tokens the spans'."""
+    from kdatune_kernels import fused_sm90
+
+    p, tables, heads = problem, problem.tables, problem.heads
+    chains = tables.sequences * heads
+    ctas = min(chains, torch.cuda.get_device_properties(o.device).multi_processor_count)
+    # A pointer the kernel never follows stands in for an absent state.
+    h0_ptr, ht_ptr = (x if x is not None else p.dt_bias for x in (p.h0, ht))
+    return functools.partial(
+        fused_sm90.kda_fused[(ctas,)],
+        *(described(flat(x), CHUNK_TOKENS, 64) for x in (p.q, p.k)),
+        *(described(flat(x), CHUNK_TOKENS, 128) for x in (p.g, p.v, o)),
+        o, h0_ptr, ht_ptr, p.beta, p.A_log, p.dt_bias, tables.spans, p.beta.stride(0), p.beta.stride(1), heads, chains, ctas,
+        p.lower_bound * LOG2E.value, p.scale, GROUP=heads // p.q.shape[1], HALF=ws.half, EXACT=ws.exact,
+        HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, num_warps=4, maxnreg=fused_sm90.MAXNREG,
     )  # fmt: skip
 
 

@@ -43,8 +43,10 @@ def dot(a, b, acc):
 
 @triton.jit
 def dot32(a, b):
-    """a @ b of fp32 tiles on the tf32 tensor cores."""
+    """a @ b of fp32 tiles on the tf32 tensor cores, which do not look at the last 13 bits of an operand."""
     if _INTERPRET:
+        a = (a.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        b = (b.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
         return tl.dot(a, b, input_precision="ieee")
     else:
         return tl.dot(a, b, input_precision="tf32")

@@ -12,6 +12,7 @@ from kdatune_kernels.numerics import AI_SCALE
 from kdatune_kernels.numerics import EPS
 from kdatune_kernels.numerics import LOG2E
 from kdatune_kernels.numerics import dot
+from kdatune_kernels.numerics import dot32
 from kdatune_kernels.numerics import narrow
 from kdatune_kernels.numerics import unit_lower_inverse
 
@@ -27,13 +28,15 @@ def prepare_kernel(
     q, k, g, beta, A_log, dt_bias, KQ, KG, AI, DEC, chunk_token, chunk_length,
     q_stride_t, k_stride_t, g_stride_t, beta_stride_t, beta_stride_h, NC, H, lower_bound, scale,
     K: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr, HEAD_FAST: tl.constexpr,
-    HALF: tl.constexpr,
+    HALF: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Write the tiles [kd; qd], kr, [INV b; M] and 2^G_C of every chunk.
+    """Write the tiles [kd; qd], kr - kd, [INV b; M] and 2^G_C of every chunk; kd there is the tile as rounded.
+
+    If not EXACT (precision "fast"): kr in the place of kr - kd, and the products of L and M from bf16 operands.
 
     q, k: tokens x H/GROUP x K; g: tokens x H x K; beta: tokens x H; token strides in elements, heads packed.
-    KQ: [tiles * 32, K] bf16; KG: [tiles * 16, K] and AI: [tiles * 32, 16], fp16 if HALF (AI times AI_SCALE) else bf16;
-    DEC: [tiles, K] fp32.
+    KQ: [tiles * 32, K], KG: [tiles * 16, K] and AI: [tiles * 32, 16], fp16 if HALF (AI times AI_SCALE) else bf16, and KQ bf16
+    if not EXACT; DEC: [tiles, K] fp32.
     """
     TILE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     pid = tl.program_id(0)
@@ -72,21 +75,30 @@ def prepare_kernel(
             decay = tl.exp2(tl.sum(a, 0))
             grown = tl.exp2(G)
             ki = kn * tl.exp2(-G)
-            kd = narrow(kn * grown, tl.bfloat16)
-            qd = narrow(qn * grown, tl.bfloat16)
-            kr = narrow(ki * decay[None, :], TILE)
-            kit = tl.trans(narrow(ki, tl.bfloat16))
-            zero = tl.zeros([BT, BT], tl.float32)
-            M = tl.where(row[:, None] >= row[None, :], dot(qd, kit, zero), 0.0)
-            L = tl.where(row[:, None] > row[None, :], dot(kd, kit, zero) * b[:, None], 0.0)
+            kd = kn * grown
+            qd = qn * grown
+            kd_tile = narrow(kd, KQ.dtype.element_ty)
+            qd_tile = narrow(qd, KQ.dtype.element_ty)
+            if EXACT:
+                kr = ki * decay[None, :] - kd_tile.to(tl.float32)
+                M = dot32(qd, tl.trans(ki))
+                L = dot32(kd, tl.trans(ki))
+            else:
+                kr = ki * decay[None, :]
+                kit = tl.trans(narrow(ki, tl.bfloat16))
+                zero = tl.zeros([BT, BT], tl.float32)
+                M = dot(qd_tile, kit, zero)
+                L = dot(kd_tile, kit, zero)
+            M = tl.where(row[:, None] >= row[None, :], M, 0.0)
+            L = tl.where(row[:, None] > row[None, :], L * b[:, None], 0.0)
             X = unit_lower_inverse(L, row, row) * b[None, :]
             if HALF:
                 X = X * AI_SCALE
                 M = M * AI_SCALE
             tile = h.to(tl.int64) * NC + c
-            tl.store(KQ + tile * (2 * BT * K) + in_tile, kd)
-            tl.store(KQ + tile * (2 * BT * K) + BT * K + in_tile, qd)
-            tl.store(KG + tile * (BT * K) + in_tile, kr)
+            tl.store(KQ + tile * (2 * BT * K) + in_tile, kd_tile)
+            tl.store(KQ + tile * (2 * BT * K) + BT * K + in_tile, qd_tile)
+            tl.store(KG + tile * (BT * K) + in_tile, narrow(kr, TILE))
             tl.store(AI + tile * (2 * BT * BT) + in_square, narrow(X, TILE))
             tl.store(AI + tile * (2 * BT * BT) + BT * BT + in_square, narrow(M, TILE))
             tl.store(DEC + tile * K + key, decay)

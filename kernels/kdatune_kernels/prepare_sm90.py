@@ -146,17 +146,39 @@ def _decayed(kf, qf, rk, rq, G, decay, FAST_RCP: gl.constexpr):
 
 
 @gluon.jit
+def _dot_block(a, b, acc):
+    """acc + a @ b^T of bf16 or fp32 blocks in OPERAND order; the tensor cores do not look at the last 13 bits of fp32.
+
+    A k_width of 8 makes four m16n8k8 of an fp32 block; each takes two neighbouring keys of every lane, the same of a and b.
+    """
+    return mma_v2(
+        gl.convert_layout(a, MMA_A, assert_trivial=True),
+        gl.convert_layout(b.permute([1, 0]), MMA_B, assert_trivial=True), acc, input_precision="tf32",
+    )  # fmt: skip
+
+
+@gluon.jit
 def _accumulate(kd, qd, ki, L, LT, M, TRANSPOSED: gl.constexpr):
     """L, L^T and M (or M^T if TRANSPOSED) plus one block's products; every operand already sits in its registers."""
-    ki_a = gl.convert_layout(ki, MMA_A, assert_trivial=True)
-    LT = mma_v2(ki_a, gl.convert_layout(kd.permute([1, 0]), MMA_B, assert_trivial=True), LT)
+    LT = _dot_block(ki, kd, LT)
     if TRANSPOSED:
-        M = mma_v2(ki_a, gl.convert_layout(qd.permute([1, 0]), MMA_B, assert_trivial=True), M)
+        M = _dot_block(ki, qd, M)
     else:
-        ki_b = gl.convert_layout(ki.permute([1, 0]), MMA_B, assert_trivial=True)
-        L = mma_v2(gl.convert_layout(kd, MMA_A, assert_trivial=True), ki_b, L)
-        M = mma_v2(gl.convert_layout(qd, MMA_A, assert_trivial=True), ki_b, M)
+        L = _dot_block(kd, ki, L)
+        M = _dot_block(qd, ki, M)
     return L, LT, M
+
+
+@gluon.jit
+def _tiles(kd, qd, ki, kr, TILE: gl.constexpr, EXACT: gl.constexpr):
+    """kd, qd and kr (if EXACT what kd lacks of it) as K2 reads them, then kd, qd and ki as operands of L's and M's products."""
+    if EXACT:
+        kd_tile = kd.to(TILE)
+        return kd_tile, qd.to(TILE), (kr - kd_tile.to(gl.float32)).to(TILE), kd, qd, ki
+    else:
+        kd = kd.to(gl.bfloat16)
+        qd = qd.to(gl.bfloat16)
+        return kd, qd, kr.to(TILE), kd, qd, ki.to(gl.bfloat16)
 
 
 @gluon.jit
@@ -209,7 +231,7 @@ def prepare_cp_async(
     q, k, g, beta, A_log, dt_bias, KQ, KG, AI, DEC, chunk_token, chunk_length,
     q_stride_t, k_stride_t, g_stride_t, beta_stride_t, beta_stride_h, NC, H, lower_bound, scale,
     GROUP: gl.constexpr, HEAD_FAST: gl.constexpr, TRANSPOSED: gl.constexpr, FAST_RCP: gl.constexpr,
-    EVICT_LAST: gl.constexpr, HALF: gl.constexpr,
+    EVICT_LAST: gl.constexpr, HALF: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
     """As `prepare.prepare_kernel`, K = 128, q and k staged by cp.async. Token strides: multiples of 16 elements."""
     K: gl.constexpr = 128
@@ -268,12 +290,11 @@ def prepare_cp_async(
         Gx = gs.slice(32 * x, 32, dim=1).load(OPERAND)
         dx = ds.slice(32 * x, 32, dim=0).load(gl.SliceLayout(0, OPERAND))
         kd, qd, ki, kr = _decayed(kf, qf, rk, rq, Gx, dx, FAST_RCP)
-        kd = kd.to(gl.bfloat16)
-        qd = qd.to(gl.bfloat16)
-        gl.store(at_q + 32 * x, kd)
-        gl.store(at_q + 32 * x + 16 * K, qd)
-        gl.store(at_k + 32 * x, kr.to(TILE))
-        L, LT, M = _accumulate(kd, qd, ki.to(gl.bfloat16), L, LT, M, TRANSPOSED)
+        kd_tile, qd_tile, kr_tile, kd, qd, ki = _tiles(kd, qd, ki, kr, TILE, EXACT)
+        gl.store(at_q + 32 * x, kd_tile)
+        gl.store(at_q + 32 * x + 16 * K, qd_tile)
+        gl.store(at_k + 32 * x, kr_tile)
+        L, LT, M = _accumulate(kd, qd, ki, L, LT, M, TRANSPOSED)
     _store_squares(AI + tile * 512, L, LT, M, br, bc, TRANSPOSED, HALF)
 
 
@@ -282,13 +303,14 @@ def prepare_tma(
     q, k, g, KQ, KG, beta, A_log, dt_bias, AI, DEC, chunk_token, chunk_length,
     beta_stride_t, beta_stride_h, NC, H, lower_bound, scale,
     GROUP: gl.constexpr, HEAD_FAST: gl.constexpr, TRANSPOSED: gl.constexpr, FAST_RCP: gl.constexpr,
-    HALVES: gl.constexpr, HALF: gl.constexpr,
+    HALVES: gl.constexpr, HALF: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
     """As `prepare.prepare_kernel`, K = 128, by TMA: q, k, g, KQ, KG are descriptors of [16, 128] boxes, bf16.
 
-    The results are written over the inputs in shared memory. KG holds fp16 bits if HALF.
+    The results are written over the inputs in shared memory. KG holds fp16 bits if HALF, KQ, too, if EXACT as well.
     """
     K: gl.constexpr = 128
+    TILE: gl.constexpr = gl.float16 if HALF else gl.bfloat16
     PART: gl.constexpr = K // HALVES
     BLOCKS: gl.constexpr = 4 // HALVES
     COLS: gl.constexpr = gl.BlockedLayout([16, 4 // HALVES], [1, 32], [1, 1], [1, 0])
@@ -344,16 +366,11 @@ def prepare_tma(
             Gx = prefix.slice(32 * xx, 32, dim=1).load(OPERAND)
             dx = ds.slice(32 * xx, 32, dim=0).load(gl.SliceLayout(0, OPERAND))
             kd, qd, ki, kr = _decayed(_widen(kx.load(OPERAND)), _widen(qx.load(OPERAND)), rk, rq, Gx, dx, FAST_RCP)
-            kd = kd.to(gl.bfloat16)
-            qd = qd.to(gl.bfloat16)
-            kx.store(kd)
-            qx.store(qd)
-            if HALF:
-                kept = kr.to(gl.float16).to(gl.bfloat16, bitcast=True)
-            else:
-                kept = kr.to(gl.bfloat16)
-            gs.slice(32 * (y * BLOCKS + xx), 32, dim=1).store(kept)
-            L, LT, M = _accumulate(kd, qd, ki.to(gl.bfloat16), L, LT, M, TRANSPOSED)
+            kd_tile, qd_tile, kr_tile, kd, qd, ki = _tiles(kd, qd, ki, kr, TILE, EXACT)
+            kx.store(kd_tile.to(gl.bfloat16, bitcast=True))
+            qx.store(qd_tile.to(gl.bfloat16, bitcast=True))
+            gs.slice(32 * (y * BLOCKS + xx), 32, dim=1).store(kr_tile.to(gl.bfloat16, bitcast=True))
+            L, LT, M = _accumulate(kd, qd, ki, L, LT, M, TRANSPOSED)
     fence_async_shared()
     tma_store(KQ, [tile32 * 32, 0], ks)
     tma_store(KQ, [tile32 * 32 + 16, 0], qs)

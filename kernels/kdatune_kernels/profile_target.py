@@ -39,7 +39,7 @@ def run(request: Json) -> Json:
     device = torch.device(request["device"])
     on_card = device.type == "cuda"
     shape = parse_shape(request["shape"])
-    problem = bench.open_problem(shape, device, half=request["precision"] == "fp16")
+    problem = bench.open_problem(shape, device, precision=request["precision"])
     outcomes: dict[str, Json] = {}
     answer: Json = {"outcomes": outcomes}
     if on_card:

@@ -25,6 +25,7 @@ def recurrence_kernel(
     """
     TILE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     UNSCALE: tl.constexpr = 1.0 / AI_SCALE if HALF else 1.0
+    EXACT: tl.constexpr = KQ.dtype.element_ty == KG.dtype.element_ty  # KG holds what kd lacks of kr
     blocks: tl.constexpr = V // BV
     pid = tl.program_id(0)
     chain = pid // blocks
@@ -60,20 +61,26 @@ def recurrence_kernel(
         token = c * BT + row
         where_v = (bos + token)[:, None] * v_stride_t + h * V + val[None, :]
         vals = tl.load(v + where_v, mask=(token < T)[:, None], other=0.0)
-        Sb = narrow(S, tl.bfloat16)
+        Sb = narrow(S, KQ.dtype.element_ty)
         if TRANSPOSED:
             none = tl.zeros([BV, BT], tl.float32)
             x = tl.trans(vals).to(tl.float32) - dot(Sb, tl.trans(kd), none)
             u = narrow(dot(narrow(x, TILE), tl.trans(inv), none) * UNSCALE, TILE)
             out = dot(Sb, tl.trans(qd), none) + dot(u, tl.trans(M), none) * UNSCALE
-            S = dot(u, kr, S * decay[None, :])
+            S = S * decay[None, :]
+            if EXACT:
+                S = dot(u, kd, S)
+            S = dot(u, kr, S)
             out = tl.trans(out)
         else:
             none = tl.zeros([BT, BV], tl.float32)
             x = vals.to(tl.float32) - dot(kd, Sb, none)
             u = narrow(dot(inv, narrow(x, TILE), none) * UNSCALE, TILE)
             out = dot(qd, Sb, none) + dot(M, u, none) * UNSCALE
-            S = dot(tl.trans(kr), u, S * decay[:, None])
+            S = S * decay[:, None]
+            if EXACT:
+                S = dot(tl.trans(kd), u, S)
+            S = dot(tl.trans(kr), u, S)
         where_o = ((bos + token) * H + h)[:, None] * V + val[None, :]
         tl.store(o + where_o, narrow(out, o.dtype.element_ty), mask=(token < T)[:, None])
     if STORE_HT:

@@ -68,7 +68,7 @@ def _load_partition(
 
 
 @gluon.jit
-def _store_partition(
+def _send(
     o_d, o_ptr, o_s, ready, spent, chunks, whole, tokens, token0, column, o_stride_t,
     BV: gl.constexpr, STAGES: gl.constexpr, PENDING: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -98,10 +98,56 @@ def _store_partition(
 
 
 @gluon.jit
-def _hand_over(out, o_s, ready, slot, FIRST: gl.constexpr, ROWS: gl.constexpr):
+def _copy(
+    o_ptr, o_s, ready, spent, chunks, tokens, token0, column, o_stride_t,
+    BV: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Copy the output ring to global memory, 16 bytes a thread.
+
+    Not by TMA: that reads through the async proxy, for which every thread that writes the ring would need a fence, and a slot
+    is free once it is in registers, not once it has been written. H200, K2 alone at T 8192: H 64 225 -> 214 us, H 32
+    226 -> 196; with 128 columns (H 96) 2 to 5 % slower in whole calls, so there TMA stores.
+    """
+    # eight rows at a time, the fewest that the swizzle lets through: the partition has few registers
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    row = gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT))
+    col = gl.arange(0, BV, layout=gl.SliceLayout(0, LAYOUT))
+    slot = 0
+    phase = 0
+    to = o_ptr + token0.to(gl.int64) * o_stride_t + column
+    at = row[:, None] * o_stride_t + col[None, :]
+    left = (tokens - row)[:, None]  # rows past the end belong to another sequence
+    for _ in range(chunks):
+        mbarrier.wait(ready.index(slot), phase)
+        for part in gl.static_range(2):
+            out = o_s.index(slot).slice(part * 8, 8, dim=0).load(LAYOUT)
+            if part == 1:
+                mbarrier.arrive(spent.index(slot), count=1)
+            gl.store(to + part * 8 * o_stride_t + at, out, mask=(col >= 0)[None, :] & (left > part * 8))
+        left -= 16
+        to += 16 * o_stride_t
+        slot, phase = _advance(slot, phase, STAGES)
+
+
+@gluon.jit
+def _store_partition(
+    o_d, o_ptr, o_s, ready, spent, chunks, whole, tokens, token0, column, o_stride_t,
+    BV: gl.constexpr, STAGES: gl.constexpr, PENDING: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    if BV == 64:
+        _copy(o_ptr, o_s, ready, spent, chunks, tokens, token0, column, o_stride_t, BV, STAGES, WARPS)
+    else:
+        _send(
+            o_d, o_ptr, o_s, ready, spent, chunks, whole, tokens, token0, column, o_stride_t, BV, STAGES, PENDING, WARPS
+        )
+
+
+@gluon.jit
+def _hand_over(out, o_s, ready, slot, FIRST: gl.constexpr, ROWS: gl.constexpr, BY_TMA: gl.constexpr):
     """Put one chunk's o^T rows into the output ring; the caller has waited for the slot."""
     o_s.index(slot).slice(FIRST, ROWS, dim=1).permute([1, 0]).store(out.to(gl.bfloat16))
-    fence_async_shared()
+    if BY_TMA:
+        fence_async_shared()
     mbarrier.arrive(ready.index(slot), count=1)
 
 
@@ -118,6 +164,8 @@ def _mma_partition(
     L16: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 16, 16])
     TILE: gl.constexpr = kr_s.dtype
     UNSCALE: gl.constexpr = 1.0 / AI_SCALE if TILE == gl.float16 else 1.0
+    EXACT: gl.constexpr = kq_s.dtype == TILE
+    BY_TMA: gl.constexpr = v_s.shape[2] != 64  # as recurrence_ws
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, STATE))
     key = gl.arange(0, K, layout=gl.SliceLayout(0, STATE))
     if V_FIRST:
@@ -137,7 +185,7 @@ def _mma_partition(
     oslot = 0
     ophase = 1
     for c in range(chunks):
-        Sb = gl.convert_layout(S.to(gl.bfloat16), gl.DotOperandLayout(0, L32, 2))
+        Sb = gl.convert_layout(S.to(kq_s.dtype), gl.DotOperandLayout(0, L32, 2))
         mbarrier.wait(full.index(slot), phase)
         if not DEFER:
             mbarrier.wait(spent.index(oslot), ophase)  # early: off the critical path
@@ -154,7 +202,7 @@ def _mma_partition(
         if DEFER:
             if c > 0:
                 mbarrier.wait(spent.index(oslot), ophase)
-                _hand_over(out, o_s, ready, oslot, FIRST, ROWS)
+                _hand_over(out, o_s, ready, oslot, FIRST, ROWS, BY_TMA)
                 oslot, ophase = _advance(oslot, ophase, STAGES_OUT)
         both = warpgroup_mma_wait(0, deps=[both])
         xw, oq = gl.split(gl.permute(gl.reshape(both, [ROWS, 2, 16]), [0, 2, 1]))
@@ -167,9 +215,12 @@ def _mma_partition(
         u = warpgroup_mma(xa, squares.slice(0, 16, dim=0).permute([1, 0]), zero16, use_acc=False, is_async=True)
         u = warpgroup_mma_wait(0, deps=[u])
         ut = (u * UNSCALE).to(TILE)
-        new_S = warpgroup_mma(
-            gl.convert_layout(ut, gl.DotOperandLayout(0, STATE, 2)), kr_s.index(slot), S, is_async=True
-        )
+        us = gl.convert_layout(ut, gl.DotOperandLayout(0, STATE, 2))
+        if (
+            EXACT
+        ):  # kr is kd and what kd lacks of it: a kr that is rounded as a whole lets the state drift in slow channels
+            S = warpgroup_mma(us, kq_s.index(slot).slice(0, 16, dim=0), S, is_async=True)
+        new_S = warpgroup_mma(us, kr_s.index(slot), S, is_async=True)
         # A separate accumulator plus an add: accumulating onto half of the n32 one makes ptxas serialise every wgmma (C7511).
         mixed = warpgroup_mma(
             gl.convert_layout(ut, gl.DotOperandLayout(0, L16, 2)), squares.slice(16, 16, dim=0).permute([1, 0]), zero16,
@@ -178,14 +229,14 @@ def _mma_partition(
         S, out = warpgroup_mma_wait(0, deps=[new_S, mixed])
         out = out * UNSCALE + oq
         if not DEFER:
-            _hand_over(out, o_s, ready, oslot, FIRST, ROWS)
+            _hand_over(out, o_s, ready, oslot, FIRST, ROWS, BY_TMA)
             oslot, ophase = _advance(oslot, ophase, STAGES_OUT)
         mbarrier.arrive(empty.index(slot), count=1)
         slot, phase = _advance(slot, phase, STAGES_IN)
     if DEFER:
         if chunks > 0:
             mbarrier.wait(spent.index(oslot), ophase)
-            _hand_over(out, o_s, ready, oslot, FIRST, ROWS)
+            _hand_over(out, o_s, ready, oslot, FIRST, ROWS, BY_TMA)
     if STORE_HT:
         if SEGMENTED:
             if ends:
@@ -203,7 +254,7 @@ def recurrence_ws(
     HAS_H0: gl.constexpr, STORE_HT: gl.constexpr, V_FIRST: gl.constexpr, SEGMENTED: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """As `recurrence.recurrence_kernel`, the tiles, v and o by TMA.
+    """As `recurrence.recurrence_kernel`, the tiles, v and o by TMA; o not by TMA if BV is 64.
 
     kq_d .. o_d: descriptors with boxes [32, K], [16, K], [32, 16], [1, K], [16, BV], [16, BV].
     """
@@ -227,7 +278,7 @@ def recurrence_ws(
     if SEGMENTED:
         ht_ptr += (n // segments - n).to(gl.int64) * H * (K * V)  # rows of ht are sequences
 
-    kq_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_IN, 32, K], kq_d.layout)
+    kq_s = gl.allocate_shared_memory(kq_d.dtype, [STAGES_IN, 32, K], kq_d.layout)
     kr_s = gl.allocate_shared_memory(kr_d.dtype, [STAGES_IN, 16, K], kr_d.layout)
     ai_s = gl.allocate_shared_memory(ai_d.dtype, [STAGES_IN, 32, 16], ai_d.layout)
     dec_s = gl.allocate_shared_memory(gl.float32, [STAGES_IN, 1, K], dec_d.layout)

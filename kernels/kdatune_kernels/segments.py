@@ -66,6 +66,7 @@ def maps_kernel(
     """
     TILE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     UNSCALE: tl.constexpr = 1.0 / AI_SCALE if HALF else 1.0
+    EXACT: tl.constexpr = KQ.dtype.element_ty == KG.dtype.element_ty  # as recurrence_kernel
     blocks: tl.constexpr = (K + V) // BR
     pid = tl.program_id(0)
     part = pid % blocks * BR
@@ -92,9 +93,12 @@ def maps_kernel(
         decay = tl.load(DEC + tile * K + key)
         where_v = (token0 + c * BT + t)[:, None] * v_stride_t + h * V + row[None, :]
         vals = tl.load(v + where_v, mask=(t >= 0)[:, None] & (not is_map), other=0.0)
-        x = tl.trans(vals).to(tl.float32) - dot(narrow(X, tl.bfloat16), tl.trans(kd), none)
+        x = tl.trans(vals).to(tl.float32) - dot(narrow(X, KQ.dtype.element_ty), tl.trans(kd), none)
         u = narrow(dot(narrow(x, TILE), tl.trans(inv), none) * UNSCALE, TILE)
-        X = dot(u, kr, X * decay[None, :])
+        X = X * decay[None, :]
+        if EXACT:
+            X = dot(u, kd, X)
+        X = dot(u, kr, X)
     place = ((n * (segments - 1) + i) * H + h).to(tl.int64)
     in_rows = row[:, None] * K + key[None, :]
     if is_map:
@@ -208,7 +212,7 @@ def _passes_triton(
     a = functools.partial(
         maps_kernel[(tables.sequences * (P - 1) * heads * ((K + V) // ROWS),)],
         ws.KQ, ws.KG, ws.AI, ws.DEC, p.v, buffers.maps, buffers.diagonals, buffers.ends, tables.spans, p.v.stride(0),
-        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=ROWS, HALF=ws.KG.dtype == torch.float16, STAGES=STAGES,
+        tables.chunks, heads, P, K=K, V=V, BT=CHUNK_TOKENS, BR=ROWS, HALF=ws.half, STAGES=STAGES,
         num_warps=4,
     )  # fmt: skip
     b = functools.partial(

@@ -106,16 +106,16 @@ def _rows_kd(X, kd, zero, ROWS: gl.constexpr, K: gl.constexpr, L16: gl.constexpr
     left, right = _halves(X, ROWS, K)
     a, b = _halves(left, ROWS, K // 2)
     c, d = _halves(right, ROWS, K // 2)
-    a = gl.convert_layout(a.to(gl.bfloat16), A)
+    a = gl.convert_layout(a.to(kd.dtype), A)
     xw = warpgroup_mma(a, kd.slice(0, QUARTER, dim=1).permute([1, 0]), zero, use_acc=False, is_async=True)
     xw = warpgroup_mma_wait(0, deps=[xw])
-    b = gl.convert_layout(b.to(gl.bfloat16), A)
+    b = gl.convert_layout(b.to(kd.dtype), A)
     xw = warpgroup_mma(b, kd.slice(QUARTER, QUARTER, dim=1).permute([1, 0]), xw, is_async=True)
     xw = warpgroup_mma_wait(0, deps=[xw])
-    c = gl.convert_layout(c.to(gl.bfloat16), A)
+    c = gl.convert_layout(c.to(kd.dtype), A)
     xw = warpgroup_mma(c, kd.slice(2 * QUARTER, QUARTER, dim=1).permute([1, 0]), xw, is_async=True)
     xw = warpgroup_mma_wait(0, deps=[xw])
-    d = gl.convert_layout(d.to(gl.bfloat16), A)
+    d = gl.convert_layout(d.to(kd.dtype), A)
     return warpgroup_mma(d, kd.slice(3 * QUARTER, QUARTER, dim=1).permute([1, 0]), xw, is_async=True)
 
 
@@ -131,6 +131,7 @@ def _rows_partition(
     L16: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 16, 16])
     TILE: gl.constexpr = kr_s.dtype
     UNSCALE: gl.constexpr = 1.0 / AI_SCALE if TILE == gl.float16 else 1.0
+    EXACT: gl.constexpr = kd_s.dtype == TILE
     row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
     key = gl.arange(0, K, layout=gl.SliceLayout(0, WIDE))
     zero = gl.full([ROWS, 16], 0.0, gl.float32, L16)
@@ -155,7 +156,10 @@ def _rows_partition(
         X = X * decay[None, :]
         u = warpgroup_mma_wait(0, deps=[u])
         ua = gl.convert_layout((u * UNSCALE).to(TILE), gl.DotOperandLayout(0, WIDE, 2))
-        grown = warpgroup_mma(ua, kr_s.index(slot), X, is_async=True)
+        grown = X
+        if EXACT:  # kr is kd and what kd lacks of it
+            grown = warpgroup_mma(ua, kd_s.index(slot), grown, is_async=True)
+        grown = warpgroup_mma(ua, kr_s.index(slot), grown, is_async=True)
         X = warpgroup_mma_wait(0, deps=[grown])
         mbarrier.arrive(empty.index(slot), count=1)
         slot, phase = _advance(slot, phase, STAGES)
@@ -203,7 +207,7 @@ def maps_sm90(
     column = h * V
     place = ((n * (segments - 1) + i) * H + h).to(gl.int64)
 
-    kd_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 16, K], kd_d.layout)
+    kd_s = gl.allocate_shared_memory(kd_d.dtype, [STAGES, 16, K], kd_d.layout)
     kr_s = gl.allocate_shared_memory(kr_d.dtype, [STAGES, 16, K], kr_d.layout)
     inv_s = gl.allocate_shared_memory(inv_d.dtype, [STAGES, 16, 16], inv_d.layout)
     dec_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, K], dec_d.layout)

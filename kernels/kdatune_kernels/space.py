@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
@@ -16,9 +17,14 @@ from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K1Variant
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+
+FUSED = LaunchConfig(K1Config(), K2Config(variant="fused"))
+"""K1 and K2 as one kernel. It has no fields: two MMA partitions, other rings and register splits were slower or spilled."""
+_FUSED_SMEM_BYTES = 223_800
 
 MAX_SEGMENTS = 64
 _SEGMENTS_PER_SM = 8
@@ -37,7 +43,7 @@ K1_LEGAL: dict[str, tuple[object, ...]] = {
     "swizzle_bytes": (0, 64, 128),
 }
 K2_LEGAL: dict[str, tuple[object, ...]] = {
-    "variant": ("triton", "ws"),
+    "variant": ("triton", "ws", "fused"),
     "block_v": (32, 64, 128),
     "num_warps": (4, 8),
     "stages_in": (1, 2, 3, 4, 5, 6, 7, 8),
@@ -64,6 +70,7 @@ _K1_READS = {
 _K2_READS = {
     "triton": {"block_v", "num_warps", "stages_in", "transposed", "segments"},
     "ws": set(K2_LEGAL) - {"variant", "transposed"},
+    "fused": set(),
 }
 _K1_IDLE = {
     "triton": K1Config(),
@@ -91,9 +98,17 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
     gpu None means Triton's interpreter on CPU tensors, where only the plain Triton variants run.
     """
     if isinstance(config, LaunchConfig):
-        if config.precision not in ("fp16", "bf16"):
-            return f"precision={config.precision!r} is not one of fp16, bf16"
-        return config_ok(config.k1, shape, gpu) or config_ok(config.k2, shape, gpu)
+        if config.precision not in get_args(Precision):
+            return f"precision={config.precision!r} is not one of {', '.join(get_args(Precision))}"
+        if config.k2 == FUSED.k2 and config.k1 != FUSED.k1:
+            return "k1 must stand at its defaults where k2.variant is fused: it is not launched"
+        return _part_ok(config.k1, shape, gpu) or _part_ok(config.k2, shape, gpu)
+    if config == FUSED.k2:
+        return "k2.variant=fused does K1's work, too: it is launched and measured whole, not as a stage"
+    return _part_ok(config, shape, gpu)
+
+
+def _part_ok(config: K1Config | K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
     name, legal = ("k1", K1_LEGAL) if isinstance(config, K1Config) else ("k2", K2_LEGAL)
     for field, typed in _TYPED[name]:
         value = getattr(config, field)
@@ -147,6 +162,10 @@ def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
     idle = _idle(config, "k2", _K2_IDLE[config.variant])
     if idle:
         return idle
+    if config.fused:
+        if gpu is not None and gpu.smem_per_block_bytes < _FUSED_SMEM_BYTES:
+            return f"k2 needs {_FUSED_SMEM_BYTES} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
+        return None
     if config.segments > 1:
         too_many = _segments_ok(config, shape, gpu)
         if too_many:
@@ -250,8 +269,11 @@ def k1_configs() -> Iterator[K1Config]:
 
 
 def _ws(
-    tile: str, stages_in: int, stages_out: int, defer: bool, decay: int, split: tuple[int, int] = (1, 1)
+    tile: str, stages_in: int, stages_out: int, defer: bool, decay: int, split: tuple[int, int] | None = None
 ) -> K2Config:
+    # 64 columns are stored by the threads themselves, which takes two warps of 40 registers, others by TMA
+    by_threads = tile.startswith("64")
+    load_warps, store_warps = split or ((1, 2) if by_threads else (1, 1))
     block_v, warps, consumers, maxnreg, regs = {
         "64": (64, 4, 1, None, None),
         "64r128": (64, 4, 1, 128, None),
@@ -265,27 +287,30 @@ def _ws(
         stages_in=stages_in,
         stages_out=stages_out,
         consumers=consumers,
-        load_warps=split[0],
-        store_warps=split[1],
+        load_warps=load_warps,
+        store_warps=store_warps,
         maxnreg=maxnreg,
         consumer_regs=regs,
-        load_regs=24,
-        store_regs=24,
+        load_regs=40 if by_threads else 24,
+        store_regs=40 if by_threads else 24,
         defer_store=defer,
         decay_position=decay,
     )
 
 
 def k2_configs() -> Iterator[K2Config]:
-    """Every K2 config that the search considers, in a fixed order."""
-    for tile, si, so, defer, decay in itertools.product(
-        ("64", "64r128", "128w8", "128c2"), (2, 3, 4, 5, 6), (1, 2, 4), (False, True), (0, 1, 2)
-    ):
-        yield _ws(tile, si, so, defer, decay)
+    """Every K2 config that the search considers, in a fixed order.
+
+    What is legal beside these was searched once, on an H200: 128 columns by eight warps, two stages in, four out, and the
+    decay before or beside the first product won on none of nine shapes, and without them none lost (546 configs became 204).
+    """
+    for tile, si, so, defer in itertools.product(("64", "64r128", "128c2"), (3, 4, 5, 6), (1, 2), (False, True)):
+        yield _ws(tile, si, so, defer, 2)
     # Other splits only around the depths that win: on an H200 they moved the best by 0.5 % and only at 3 or 4 stages in
-    for split, si, so in itertools.product(((2, 1), (1, 2), (2, 2), (4, 1), (1, 4)), (3, 4, 5), (1, 2)):
-        for tile, defer, decay in (("64r128", True, 2), ("64r128", False, 0), ("128c2", True, 2), ("128c2", False, 2)):
-            yield _ws(tile, si, so, defer, decay, split)
+    for split, si, so in itertools.product(((2, 1), (1, 1), (2, 2), (4, 1), (1, 4)), (3, 4, 5), (1, 2)):
+        for tile, defer in (("64r128", True), ("128c2", True), ("128c2", False)):
+            if (tile, split) != ("128c2", (1, 1)):
+                yield _ws(tile, si, so, defer, 2, split)
     for block_v, transposed, stages, warps in itertools.product((32, 64, 128), (False, True), (1, 2, 3, 4), (4, 8)):
         yield K2Config(block_v=block_v, transposed=transposed, stages_in=stages, num_warps=warps)
 
@@ -321,7 +346,7 @@ def legal_k2(shape: Shape, gpu: Gpu | None) -> list[K2Config]:
 
 def space_hash() -> str:
     """Identity of the search space: changes when a config is added, dropped or renamed."""
-    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs(), segmented_k2_configs())])
+    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs(), segmented_k2_configs(), [FUSED])])
 
 
 # cp.async wins at 4,096 and 6,144 tiles, TMA at 32,768 and 49,152 (H200); between them untested.
@@ -334,6 +359,27 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     Passes config_ok wherever any config of `k1_configs` x `k2_configs` does. Where none does (a card below compute
     capability 8.0, V no multiple of 32), config_ok says of the answer why.
     """
+    if gpu is not None and _fills(shape, gpu) >= _FUSED_FROM and config_ok(FUSED, shape, gpu) is None:
+        return FUSED
+    return split_default(shape, gpu)
+
+
+# Split over fused, whole calls on an H200, fp16 precision: 1.17 to 1.26 at 0.97 (128 to 6,144 chains), 1.03 at 0.76, 1.02 to
+# 0.97 at 0.73 (96 chains, T 1,024 to 8,192), 0.68 at 0.48 (64 chains). Sequences of unlike lengths: 1.03 at 0.76 (576 chains),
+# 0.89 at 0.68 (384).
+_FUSED_FROM = 0.75
+
+
+def _fills(shape: Shape, gpu: Gpu) -> float:
+    """The part of the SMs' time that the fused kernel uses, which gives every SM whole chains, one after another."""
+    if shape.varlen:
+        mean_tokens = shape.HV * shape.T / gpu.sm_count
+        return mean_tokens / (mean_tokens + 0.6 * max(shape.longest, 1))
+    return shape.chains / (-(-shape.chains // gpu.sm_count) * gpu.sm_count)
+
+
+def split_default(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
+    """The analytic default of K1 and K2 as two kernels."""
     wanted = _preferred(shape, gpu)
     if config_ok(wanted, shape, gpu) is None:
         return wanted

@@ -35,7 +35,7 @@ MAX_DIMENSION = 1 << 40
 Kernel = Literal["k1", "k2", "kda"]
 Dtype = Literal["bf16", "fp16"]
 StateDtype = Literal["fp32", "bf16"]
-Precision = Literal["fp16", "bf16"]
+Precision = Literal["fp16", "fast", "bf16"]
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -281,7 +281,7 @@ def parse_field(key: str, raw: str, hint: Any) -> Any:
 
 
 K1Variant = Literal["triton", "cp_async", "tma"]
-K2Variant = Literal["triton", "ws"]
+K2Variant = Literal["triton", "ws", "fused"]
 LoadPolicy = Literal["default", "evict_last"]
 
 
@@ -311,7 +311,7 @@ class K2Config:
     variant: "triton" (any sm >= 80) or "ws" (Gluon, sm_90, warp-specialised). For "ws", num_warps is the warps of one
     MMA partition, the partition split is (consumers x num_warps, load_warps, store_warps), and the pipeline depths are
     stages_in and stages_out; for "triton", stages_in is the loop's num_stages and stages_out is 0. segments > 1 splits each
-    chain into that many segments scanned in parallel.
+    chain into that many segments scanned in parallel. "fused" (Gluon, sm_90) does K1's work, too, and reads no other field.
     """
 
     variant: K2Variant = "triton"
@@ -331,13 +331,19 @@ class K2Config:
     decay_position: int = 0
     segments: int = 1
 
+    @property
+    def fused(self) -> bool:
+        """Whether K1 is part of it."""
+        return self.variant == "fused"
+
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """A whole launch: K1 and K2 and the precision of the tiles that pass between them.
 
-    precision: "fp16" (default: the tiles that carry the error are fp16, scaled; values up to 6e4) or "bf16" (any value
-    range, larger error). It is not searched: it is chosen by the caller.
+    k1: K1Config() where k2 is fused, and not launched. precision: "fp16" (default: fp16 tiles, scaled; values up to 6e4),
+    "fast" (the same range, larger errors on correlated keys) or "bf16" (any value range, larger errors everywhere). It is not
+    searched: it is chosen by the caller.
     """
 
     k1: K1Config

@@ -21,7 +21,7 @@ def main() -> None:
             continue
         if request["kernel"] == "passes":
             passes = compile_passes(
-                from_json(K2Config, request["config"]), compute_capability=request["cc"], half=request["half"]
+                from_json(K2Config, request["config"]), compute_capability=request["cc"], precision=request["precision"]
             )
             for found in passes:
                 answer(found)
@@ -30,7 +30,7 @@ def main() -> None:
         resources = compile_config(
             from_json(kind, request["config"]),
             compute_capability=request["cc"],
-            half=request["half"],
+            precision=request["precision"],
             **request.get("options", {}),
         )
         answer(resources)

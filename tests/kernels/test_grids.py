@@ -63,7 +63,7 @@ def test_more_chains_than_65535_are_one_long_row(config, problem, monkeypatch):
     ):
         monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(launch, "_descriptor", lambda x, box, layout: None)
-    ws = launch.workspace(problem.tables, HEADS, SIZE, half=True, device=torch.device("meta"))
+    ws = launch.workspace(problem.tables, HEADS, SIZE, precision="fp16", device=torch.device("meta"))
     launch.run_k1(problem, ws, config.k1)
     launch.run_k2(problem, ws, torch.empty_like(problem.v), None, config.k2)
     chunks = CHAINS // (config.k1.chunks_per_program if config.k1.variant == "triton" else 1)
@@ -73,7 +73,7 @@ def test_more_chains_than_65535_are_one_long_row(config, problem, monkeypatch):
 def test_chunks_that_do_not_fill_a_program_get_one_more(problem, monkeypatch):
     kernel = Recorder()
     monkeypatch.setattr(prepare, "prepare_kernel", kernel)
-    ws = launch.workspace(problem.tables, HEADS, SIZE, half=True, device=torch.device("meta"))
+    ws = launch.workspace(problem.tables, HEADS, SIZE, precision="fp16", device=torch.device("meta"))
     for count in (1, 2, 4):
         launch.run_k1(problem, ws, replace(K1Config(), chunks_per_program=count))
     assert kernel.grids == [(2050 * 32,), (1025 * 32,), (513 * 32,)]
