@@ -110,7 +110,7 @@ def open_problem(
 def _open(shape: Shape, sample: samples.Sample, precision: Precision, copies: int | None = None) -> Problem:
     device = sample.q.device
     tokens = sum(sample.lengths)
-    if shape.varlen:
+    if samples.is_packed(shape):
         ends = torch.tensor([0, *sample.lengths], device=device).cumsum(0)
         tables = launch.packed_tables(ends, tokens)
     else:

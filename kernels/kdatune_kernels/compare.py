@@ -114,13 +114,13 @@ PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
 def arguments(
     shape: Shape, device: str = "cuda", seed: int = 0, kind: samples.Kind = "random"
 ) -> tuple[Arguments, samples.Sample]:
-    """Inputs of a shape: packed with cu_seqlens where it is varlen, else a dense batch."""
+    """Inputs of a shape: packed with cu_seqlens where its sequences are unlike, else a dense batch."""
     sample = samples.make(
         samples.lengths_of(shape), shape.H, shape.HV, device=device, seed=seed, kind=kind, state_v_first=True, size=shape.K,
         value_size=shape.V, dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float16,
     )  # fmt: skip
     names = ("q", "k", "v", "g", "beta")
-    if shape.varlen:
+    if samples.is_packed(shape):
         folded = {name: getattr(sample, name) for name in names}
         ends = torch.tensor([0, *sample.lengths], device=device).cumsum(0)
     else:
