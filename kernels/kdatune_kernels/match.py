@@ -11,6 +11,7 @@ from typing import Literal
 
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import GpuLevel
@@ -34,6 +35,7 @@ REGRET_BOUND = 1.05
 
 # A request's default is asked for at every answer, a champion's at every answer that it is a candidate for: up to 250 us.
 _default_of = functools.lru_cache(maxsize=1 << 14)(default_config)
+_split_of = functools.lru_cache(maxsize=1 << 14)(split_default)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Champion:
     def default(self) -> LaunchConfig:
         """The analytic default for its shape."""
         return _default_of(self.shape, self.gpu)
+
+    @functools.cached_property
+    def split_default(self) -> LaunchConfig:
+        """That of K1 and K2 as two kernels."""
+        return _split_of(self.shape, self.gpu)
 
     @property
     def default_regret(self) -> float | None:
@@ -120,9 +127,9 @@ def choose(ranked: list[Ranked], level: GpuLevel, shape: Shape, gpu: Gpu) -> Mat
         if rank == 0:
             answer, regret, reason = champion.config, 1.0, None
         else:
-            answer = _carried_over(champion, _default_of(shape, gpu))
+            answer = _carried_over(champion, _split_of(shape, gpu))
             regret = NEAREST_REGRET if champion.nearest_regret is None else champion.nearest_regret
-            reason = _too_far(champion, answer, _default_of(shape, gpu))
+            reason = _too_far(champion, answer, shape, _default_of(shape, gpu), _split_of(shape, gpu))
         reason = reason or config_ok(answer, shape, gpu)
         if reason is None:
             return Match(
@@ -150,27 +157,37 @@ _KINDS: tuple[MatchKind, ...] = ("exact", "bucket", "nearest")
 
 
 def _carried_over(champion: Champion, default: LaunchConfig) -> LaunchConfig:
-    """The champion's config for another shape, each stage for itself.
+    """The champion's config for another shape, each stage for itself; K1 and K2 as one kernel have no stages and stay whole.
 
     The default follows the shape, a copy of another shape's default does not: H 32 T 4096 with the segments that the default
     gives T 8192 takes 193 us on an H200, with its own default 179 us. So a stage in which nothing beat the default answers
     with the default of the request; and so does K1 where the request's default is another one (a TMA winner of T 8192 is
     10 to 15 % slower at T 1024).
+
+    Args:
+        default: of the request, as two kernels.
     """
-    k1, k2 = champion.config.k1, champion.config.k2
-    if k1 == champion.default.k1 or champion.default.k1 != default.k1:
+    k1, k2, before = champion.config.k1, champion.config.k2, champion.split_default
+    if k2.fused:
+        return champion.config
+    if k1 == before.k1 or before.k1 != default.k1:
         k1 = default.k1
-    if k2 == champion.default.k2:
+    if k2 == before.k2:
         k2 = default.k2
     return replace(champion.config, k1=k1, k2=k2)
 
 
-def _too_far(champion: Champion, answer: LaunchConfig, default: LaunchConfig) -> str | None:
+def _too_far(
+    champion: Champion, answer: LaunchConfig, shape: Shape, default: LaunchConfig, split: LaunchConfig
+) -> str | None:
     """Why the default is the better answer although the champion is near; None where it is not."""
-    if champion.default.k2 != default.k2:
-        # Across the boundary of a wave a K2 winner is 1.30x off on an H200 (H 64 and H 96 T 8192), with the segments of
-        # twice as many chains 1.20x and 1.27x.
+    # Across the boundary of a wave a K2 winner is 1.30x off on an H200 (H 64 and H 96 T 8192), with the segments of
+    # twice as many chains 1.20x and 1.27x; K1 and K2 as one kernel take 1/1.17 of two at 128 chains and 1/0.68 at 64.
+    if champion.default.k2 != default.k2 or (not answer.k2.fused and champion.split_default.k2 != split.k2):
         return "it runs in other waves or segments"
+    if answer.k2.fused and answer != default and shape.chains != champion.shape.chains:
+        # it won where the default is two kernels, at one fill of the SMs: its time goes by whole chains an SM, theirs does not
+        return "it is one kernel for another number of chains"
     regret, bound = champion.nearest_regret, champion.default_regret
     if regret is None or answer == default:
         return None

@@ -44,6 +44,7 @@ from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import parse_snapshot
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -356,12 +357,13 @@ class Resolver:
         return known[1].find(shape)
 
     def _default(self, shape: Shape, gpu: Gpu, found: Match | None, reason: str) -> Answer:
-        """The analytic default; plain Triton where that is in quarantine too."""
+        """The analytic default; where that is in quarantine too, that of two kernels, then plain Triton."""
         level = "none" if found is None else found.gpu_level
         config = default_config(shape, gpu)
         if (config.k1, config.k2) in self._quarantined:
-            plain = default_config(shape, None)
-            config = plain if config_ok(plain, shape, gpu) is None else config
+            others = (split_default(shape, gpu), default_config(shape, None))
+            legal = [c for c in others if config_ok(c, shape, gpu) is None] or [config]
+            config = next((c for c in legal if (c.k1, c.k2) not in self._quarantined), legal[-1])
         return Answer("default", level, config, reason)
 
     def _forget(self, count: int) -> None:

@@ -95,15 +95,15 @@ def test_a_promotion_says_what_the_nearest_answer_would_have_cost(engine: Engine
     answer = match.find([other], near, shipped.gpu).config
     assert answer.k2 == slow
     times = {c: r.median_us for stage in tuned.stages.values() for c, r in stage.results.items()}
-    regret = nearest_regret([other, second], near, shipped.gpu, tuned.stages, second.config)
+    regret = nearest_regret([other, second], near, shipped.gpu, tuned.stages, second.config, tuned.pairs)
     cost, own = (times[config.k1] + times[config.k2] for config in (answer, second.config))
     assert regret == pytest.approx(cost / own)
     assert regret > 1.1
-    assert nearest_regret([second], near, shipped.gpu, tuned.stages, second.config) is None
+    assert nearest_regret([second], near, shipped.gpu, tuned.stages, second.config, tuned.pairs) is None
     unmeasured = replace(first.config, k2=K2Config(block_v=32, stages_in=1, num_warps=8, transposed=False))
     tuned.stages["k2"].results.pop(unmeasured.k2)
     other = replace(first, config=unmeasured)
-    assert nearest_regret([other], near, shipped.gpu, tuned.stages, second.config) is None
+    assert nearest_regret([other], near, shipped.gpu, tuned.stages, second.config, tuned.pairs) is None
 
 
 def champion_of(engine: Engine, backend: ReplayBackend, shape):

@@ -81,7 +81,7 @@ def test_what_was_recorded_is_what_is_replayed(fake_device, tmp_path: Path) -> N
 
 def test_the_fused_kernel_is_recorded_whole_wherever_it_may_run(fake_device, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
-    shapes = [parse_shape("N=1,H=96,T=8192"), parse_shape("N=1,H=8,T=1024"), parse_shape("N=1,H=8,T=1024,V=256")]
+    shapes = [parse_shape("N=1,H=128,T=8192"), parse_shape("N=1,H=8,T=1024"), parse_shape("N=1,H=8,T=1024,V=256")]
     path = tmp_path / "fake.jsonl.gz"
     assert record(fake_device, path, shapes=shapes).complete
     recording = load_recording(path)
@@ -103,7 +103,7 @@ def test_the_fused_kernel_is_recorded_whole_wherever_it_may_run(fake_device, tmp
 def test_a_fused_kernel_that_fails_its_check_is_not_timed(fake_device, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
     fake_device.fate(FUSED.k2, check="incorrect")
-    shape = parse_shape("N=1,H=96,T=8192")
+    shape = parse_shape("N=1,H=128,T=8192")
     record(fake_device, tmp_path / "fake.jsonl.gz", shapes=[shape])
     backend = ReplayBackend.open(tmp_path / "fake.jsonl.gz")
     assert digest(FUSED) not in fake_device.calls("time")

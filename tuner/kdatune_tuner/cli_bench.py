@@ -21,7 +21,7 @@ from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.worker import DeviceError
 
-_LABELS = {"ours": "ours", "default": "default", "flash_kda": "FlashKDA", "fla": "fla"}
+_LABELS = {"ours": "ours", "default": "default", "fast": "fast", "flash_kda": "FlashKDA", "fla": "fla"}
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,8 @@ def bench(
     ),
     as_json: JsonOption = False,
 ) -> None:
-    """Time whole chunk_kda calls: the config that is resolved, the default, and each peer, interleaved in one run.
+    """Time whole chunk_kda calls: the config that is resolved, the default, the resolved one in precision fast, and each peer,
+    interleaved in one run.
 
     Errors are ratios to an fp64 recurrence on the same inputs. Needs a card.
     """
@@ -85,7 +86,7 @@ def _need_a_card() -> None:
 
 def _print(document: Json, peers: Sequence[str]) -> None:
     rows = document["rows"]
-    systems = ["ours", "default", *peers]
+    systems = ["ours", "default", "fast", *peers]
     table = Table(box=None, pad_edge=False)
     table.add_column("shape", overflow="fold")
     for name in systems:
@@ -105,6 +106,8 @@ def _print(document: Json, peers: Sequence[str]) -> None:
         if f"geomean_vs_{name}" in document:
             geomean, least = document[f"geomean_vs_{name}"], document[f"least_vs_{name}"]
             console.print(f"over {_LABELS[name]}: geomean {geomean:.2f}x, least {least:.2f}x", markup=False)
+            geomean, least = document[f"fast_geomean_vs_{name}"], document[f"fast_least_vs_{name}"]
+            console.print(f"in precision fast: geomean {geomean:.2f}x, least {least:.2f}x", markup=False)
     for name, reason in _reasons(rows).items():
         console.print(f"{_LABELS[name]} is left out: {reason}", soft_wrap=True, markup=False)
 

@@ -13,8 +13,11 @@ from sqlalchemy import Engine
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
+from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
@@ -30,6 +33,7 @@ from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.cli_support import read_settings
 from kdatune_tuner.ncu.collect import STAGES
+from kdatune_tuner.ncu.collect import stages_in
 from kdatune_tuner.ncu.explain import Sentence
 from kdatune_tuner.ncu.metrics import BY_FIELD
 from kdatune_tuner.ncu.metrics import limiters
@@ -143,11 +147,19 @@ def read_also(text: str, shape: Shape, gpu: Gpu) -> LaunchConfig:
         raise UsageError(f"--also is not JSON: {error}") from error
     except RecursionError as error:
         raise UsageError("--also is nested too deeply") from error
-    base = to_json(default_config(shape, gpu))
     try:
-        return from_json(LaunchConfig, base | data if isinstance(data, dict) else data, strict=False)
+        return from_json(LaunchConfig, _base(data, shape, gpu) | data if isinstance(data, dict) else data, strict=False)
     except ConfigError as error:
         raise UsageError(f"--also: {error}") from error
+
+
+def _base(data: Json, shape: Shape, gpu: Gpu) -> Json:
+    """What a config takes where it leaves a stage out: the default; of two kernels where it names a stage of theirs."""
+    k2 = data.get("k2")
+    if isinstance(k2, dict) and k2.get("variant") == FUSED.k2.variant:
+        return to_json(FUSED)
+    of = split_default if {"k1", "k2"} & set(data) else default_config
+    return to_json(of(shape, gpu))
 
 
 def explain(
@@ -202,12 +214,15 @@ def _print_profile(done: ShapeProfile) -> None:
         markup=False,
     )
     for stage in STAGES:
+        configs = [c for c in done.configs if stage in stages_in(c.config)]
+        if not configs:
+            continue
         table = Table(box=None, pad_edge=False)
         table.add_column(stage.upper())
         table.add_column("unit")
-        for c in done.configs:
-            table.add_column(c.label, justify="right")
-        profiles = [c.stages.get(stage) for c in done.configs]
+        for c in configs:
+            table.add_column(f"{c.label} (with K1)" if c.config.k2.fused else c.label, justify="right")
+        profiles = [c.stages.get(stage) for c in configs]
         for name in _SHOWN:
             table.add_row(name, BY_FIELD[name].unit, *(_cell(profile, name) for profile in profiles))
         table.add_row("occupancy held by", "", *(_limiter(profile) for profile in profiles))
@@ -233,6 +248,8 @@ def _limiter(profile: StageProfile | Unavailable | None) -> str:
 def _words(one: Subject) -> str:
     """What a reader looks at first in a config."""
     k1, k2 = one.config.k1, one.config.k2
+    if k2.fused:
+        return "K1 and K2 as one kernel"
     k2_more = [f"maxnreg {k2.maxnreg}"] if k2.maxnreg is not None else []
     k2_more += [f"{k2.segments} segments"] if k2.segments > 1 else []
     k2_words = [f"{k2.block_v} columns", f"{k2.stages_in} stages in", f"{k2.stages_out} out", *k2_more]

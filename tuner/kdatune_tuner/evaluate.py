@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from kdatune_kernels import match
 from kdatune_kernels.match import Champion
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
@@ -103,7 +103,7 @@ def recorded_cases(backend: ReplayBackend) -> dict[str, list[Case]]:
                 c: backend.measure(kernel, shape, c).median_us for c in backend.space(kernel, shape)
             }
             if any(us is not None for us in times_us.values()):
-                default = stage_of(default_config(shape, backend.gpu), kernel)
+                default = stage_of(split_default(shape, backend.gpu), kernel)
                 cases.setdefault(kernel, []).append(Case(kernel, shape, times_us, default))
     return cases
 
@@ -121,7 +121,7 @@ def _champions(cases: Mapping[str, Sequence[Case]], gpu: Gpu) -> list[Champion]:
     best: dict[Shape, LaunchConfig] = {}
     for kernel, stage in cases.items():
         for case in stage:
-            before = best.get(case.shape, default_config(case.shape, gpu))
+            before = best.get(case.shape, split_default(case.shape, gpu))
             k1, k2 = (case.best, before.k2) if kernel == "k1" else (before.k1, case.best)
             best[case.shape] = LaunchConfig(k1, k2, before.precision)  # type: ignore[arg-type]
     return [Champion(gpu, shape, config, i, None, None) for i, (shape, config) in enumerate(best.items(), 1)]
@@ -139,12 +139,13 @@ def _evaluate_stage(
         say(f"{case.kernel}, {case.shape.key()}")
         others = [other for other in stage if other is not case]
         hidden = [champion for champion in champions if champion.shape != case.shape]
-        answered = case.over_best(stage_of(match.find(hidden, case.shape, gpu).config, case.kernel))
-        if answered is None:  # the recording lacks it
+        answer = match.find(hidden, case.shape, gpu).config
+        answered = None if answer.k2.fused else case.over_best(stage_of(answer, case.kernel))
+        if answered is None:  # the recording lacks it, or it has no stages
             answered = case.over_best(case.default)
         if answered is not None:
             regrets.append(answered)
-        winners = [stage_of(c, case.kernel) for c in nearest_configs(hidden, case.shape, gpu)]
+        winners = [stage_of(c, case.kernel) for c in nearest_configs(hidden, case.shape, gpu) if not c.k2.fused]
         sweeps = [Sweep(apart(case.kernel, other.shape, case.shape, gpu), other.ran) for other in others]
         guess = guess_from(list(case.times_us), sweeps)
         for seed in range(seeds):

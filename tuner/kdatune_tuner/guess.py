@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kdatune_kernels import match
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Shape
 from kdatune_tuner.objective import SearchConfig
@@ -32,7 +32,7 @@ class Sweep:
 
 def apart(kernel: str, have: Shape, want: Shape, gpu: Gpu) -> float:
     """How far away the measurements of a stage are. More where the stage's default says that another config is called for."""
-    same = stage_of(default_config(have, gpu), kernel) == stage_of(default_config(want, gpu), kernel)
+    same = stage_of(split_default(have, gpu), kernel) == stage_of(split_default(want, gpu), kernel)
     return match.distance(have, want) + (0.0 if same else _OTHER_DEFAULT)
 
 

@@ -17,6 +17,7 @@ from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.match import Champion
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import from_json
@@ -177,11 +178,11 @@ class Checker:
         return Checked(champion, promotion, verdict, result, known.measurement_id, expected_us, self._reference.now)
 
     def before(self, ledger: Ledger, champion: Champion) -> list[LaunchConfig]:
-        """Configs that were served before this one, newest first, then the default; none that somebody took back."""
+        """Configs that were served before this one, newest first, then the defaults; none that somebody took back."""
         shape, gpu = champion.shape, self._backend.gpu
         rows = [row for row in ledger.decisions() if row.decision in SERVING_DECISIONS]
         served = [config for row in rows if (config := _config_of(row)) is not None]
-        found = dict.fromkeys([*served, default_config(shape, gpu)])
+        found = dict.fromkeys([*served, default_config(shape, gpu), split_default(shape, gpu)])
         found.pop(champion.config, None)
         taken_back = ledger.rolled_back(found)
         return [c for c in found if c not in taken_back and config_ok(c, shape, gpu) is None and self._can(shape, c)]

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from kdatune_api.pages.board import Card
 from kdatune_api.pages.sides import STAGES
 from kdatune_api.pages.sides import KeyFacts
+from kdatune_api.pages.sides import stages_in
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
@@ -20,7 +21,9 @@ from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import from_json
 from kdatune_tuner.ncu.explain import Profiled
 from kdatune_tuner.ncu.explain import compare
+from kdatune_tuner.ncu.explain import compare_whole
 from kdatune_tuner.ncu.explain import describe
+from kdatune_tuner.ncu.explain import no_k1
 from kdatune_tuner.ncu.metrics import Counters
 from kdatune_tuner.ncu.metrics import from_stored
 from kdatune_tuner.store.profiles import StoredProfile
@@ -47,11 +50,18 @@ class Subject:
         return {} if found is None or found.row.counters is None else from_stored(found.row.counters)
 
     def unavailable(self, stage: str) -> str:
-        """Why a stage has no counters; "" where it has some."""
+        """Why a stage has no counters; "" where it has some, or there is no such stage."""
+        if stage not in self.stages:
+            return ""
         found = self.profiles.get(stage)
         if found is None:
             return "not profiled"
         return found.row.unavailable_reason or ""
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """What of it is profiled: K1 and K2, or one kernel that does the work of both, as K2."""
+        return stages_in(self.config) or ("k2",)
 
     @property
     def taken(self) -> str:
@@ -78,6 +88,10 @@ class Subject:
             return None
         return Profiled(self.label, stage, config, counters)
 
+    def all_profiled(self) -> list[Profiled]:
+        """Every stage that has counters."""
+        return [one for one in map(self.profiled, self.stages) if one is not None]
+
 
 @dataclass(frozen=True)
 class KeyProfiles:
@@ -99,11 +113,14 @@ class KeyProfiles:
         """What the rules say about a stage: what bounds it, and why it differs from the other's."""
         ours = None if self.ours is None else self.ours.profiled(stage)
         if ours is None:
-            return []
+            has_none = self.ours is not None and stage not in self.ours.stages
+            return [no_k1(self.ours.label).text] if self.ours is not None and has_none else []
         said = describe(ours, self.shape, self.card.gpu)
         other = None if self.other is None else self.other.profiled(stage)
-        if other is not None:
-            said = [*compare(ours, other), *said]
+        if self.ours is not None and self.other is not None and other is not None:
+            alike = ours.fused == other.fused
+            whole = [] if alike else [compare_whole(self.ours.all_profiled(), self.other.all_profiled())]
+            said = [*(whole or compare(ours, other)), *said]
         return [sentence.text for sentence in said]
 
 
@@ -148,7 +165,7 @@ def _subjects(profiles: Sequence[StoredProfile], labels: dict[str, str]) -> list
         config = json.loads(text)
         config_hash = digest(config)
         found: dict[str, StoredProfile] = {}
-        for stage in STAGES:
+        for stage in stages_in(config) or ("k2",):
             mine = next((p for p in of_config if p.row.stage == stage and p.row.counters is not None), None)
             mine = mine or by_stage.get((stage, canonical(config.get(stage))))
             mine = mine or next((p for p in of_config if p.row.stage == stage), None)
@@ -163,6 +180,8 @@ def _subjects(profiles: Sequence[StoredProfile], labels: dict[str, str]) -> list
 def _name(config: Json) -> str:
     """A config that has no name, in a few words."""
     k1, k2 = config.get("k1", {}), config.get("k2", {})
+    if not stages_in(config):
+        return "K1 and K2 as one kernel"
     return (
         f"K1 {k1.get('variant')} {k1.get('num_warps')} warps, K2 {k2.get('variant')} {k2.get('block_v')} columns "
         f"{k2.get('stages_in')} in {k2.get('stages_out')} out"

@@ -194,7 +194,7 @@ Value = Callable[[Counters], float | None]
 def _subjects(found: KeyProfiles) -> list[tuple[str, Subject]]:
     """The columns of counters: each stage of ours, then of the other."""
     sides = [one for one in (found.ours, found.other) if one is not None]
-    return [(stage, subject) for stage in STAGES for subject in sides]
+    return [(stage, subject) for stage in STAGES for subject in sides if stage in subject.stages]
 
 
 def _counter_columns(found: KeyProfiles) -> list[Column]:

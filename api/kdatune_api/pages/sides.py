@@ -15,6 +15,7 @@ from kdatune_api.pages import text
 from kdatune_api.pages.board import Card
 from kdatune_api.pages.board import path_of
 from kdatune_api.pages.tables import Cell
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Json
@@ -35,6 +36,12 @@ from kdatune_tuner.store.records import MeasurementRow
 from kdatune_tuner.store.records import PromotionRow
 
 STAGES = ("k1", "k2")
+
+
+def stages_in(config: Json) -> Sequence[str]:
+    """The stages that a launch config has: none of its own where K1 and K2 are one kernel."""
+    k2 = config.get("k2")
+    return () if isinstance(k2, dict) and k2.get("variant") == FUSED.k2.variant else STAGES
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class KeyFacts:
     ) -> Side:
         stages = {
             stage: found
-            for stage in STAGES
+            for stage in stages_in(config)
             if stage in config and (found := self._newest(stage, digest(config[stage]), until)) is not None
         }
         build = None if measurement is None else find_build(self.s, measurement.build_id)
@@ -198,10 +205,13 @@ NUMBERS: tuple[Number, ...] = (
 
 
 def flat(config: Json | None) -> Json:
-    """The fields of a launch config under their paths: k1.num_warps, ..., precision."""
+    """The fields of a launch config under their paths: k1.num_warps, ..., precision. Of a fused one none that is not read."""
     out: Json = {}
+    fused = not stages_in(config or {})
     for name, value in (config or {}).items():
-        if isinstance(value, dict):
+        if fused and name in STAGES:
+            out |= {"k2.variant": value["variant"]} if name == "k2" else {}
+        elif isinstance(value, dict):
             out |= {f"{name}.{inner}": one for inner, one in value.items()}
         else:
             out[name] = value

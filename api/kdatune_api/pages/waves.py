@@ -41,6 +41,7 @@ from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import digest
@@ -67,7 +68,9 @@ class Choice:
     ctas_per_sm: int | None
 
     def ctas_of(self, chains: int, v: int) -> int:
-        """CTAs of K2 for that many chains of V columns."""
+        """CTAs of K2 for that many chains of V columns; of the fused kernel the turns that its CTAs take."""
+        if self.config.get("variant") == FUSED.k2.variant:
+            return chains
         return chains * -(-v // int(self.config["block_v"])) * int(self.config.get("segments") or 1)
 
 
@@ -179,7 +182,9 @@ def _choices(s: Session, card: Card, entries: Sequence[Entry]) -> dict[str, Choi
     choices = {}
     for config_hash, k2 in k2s.items():
         held = found.get(digest(k2))
-        choices[config_hash] = Choice(choice_label(k2), k2, None if held is None else ctas_per_sm(held, card.gpu))
+        per_sm = None if held is None else ctas_per_sm(held, card.gpu)
+        # the fused kernel is no stage that was measured; one CTA of it takes nearly all of an SM's shared memory
+        choices[config_hash] = Choice(choice_label(k2), k2, 1 if k2["variant"] == FUSED.k2.variant else per_sm)
     return choices
 
 
@@ -189,6 +194,8 @@ def _parts(values: Sequence[str], size: int = 400) -> list[Sequence[str]]:
 
 def choice_label(k2: Json) -> str:
     """A K2 config in a few words: what decides its CTAs."""
+    if k2.get("variant") == FUSED.k2.variant:
+        return "K1 and K2 as one kernel, chain after chain"
     split = f"{k2.get('consumers', 1)}x{k2.get('num_warps')} MMA warps"
     segments = int(k2.get("segments") or 1)
     return f"{k2.get('variant')}, {k2['block_v']} columns, {split}" + (f", {segments} segments" if segments > 1 else "")

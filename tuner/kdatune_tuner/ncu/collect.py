@@ -29,6 +29,7 @@ from kdatune_tuner.ncu.metrics import METRICS
 from kdatune_tuner.ncu.unavailable import Unavailable
 from kdatune_tuner.ncu.unavailable import said_by_ncu
 from kdatune_tuner.ncu.unavailable import unavailable
+from kdatune_tuner.objective import stage_of
 
 STAGES = ("k1", "k2")
 TARGET = "kdatune_kernels.profile_target"
@@ -70,9 +71,14 @@ class Collected:
     seconds: float
 
 
+def stages_in(config: LaunchConfig) -> tuple[str, ...]:
+    """The stages that a config launches: K1 and K2, or K2 alone where K1 is part of it."""
+    return ("k2",) if config.k2.fused else STAGES
+
+
 def stages_of(configs: Sequence[LaunchConfig]) -> list[Stage]:
-    """The distinct stages of the configs: all K1 first, then all K2."""
-    found = [Stage("k1", c.k1) for c in configs] + [Stage("k2", c.k2) for c in configs]
+    """The distinct stages that the configs launch: all K1 first, then all K2."""
+    found = [Stage(stage, stage_of(c, stage)) for stage in STAGES for c in configs if stage in stages_in(c)]
     return list(dict.fromkeys(found))
 
 

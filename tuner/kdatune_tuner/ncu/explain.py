@@ -8,6 +8,7 @@ so that the clock has no part in it; which config wins is for benchmark times to
 
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,16 @@ class Profiled:
     config: K1Config | K2Config
     counters: Counters
 
+    @property
+    def fused(self) -> bool:
+        """Whether it is K1 and K2 as one kernel, which is profiled as K2."""
+        return isinstance(self.config, K2Config) and self.config.fused
+
+    @property
+    def title(self) -> str:
+        """What sentences call it."""
+        return "the fused kernel" if self.fused else self.stage.upper()
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -61,7 +72,7 @@ class Sentence:
 def facts_of(profile: Profiled, shape: Shape, gpu: Gpu) -> dict[str, Any]:
     """The counters of a profile and what follows from them. What cannot be derived is not there."""
     c = profile.counters
-    facts: dict[str, Any] = {**c, "stage": profile.stage.upper(), "sm_count": gpu.sm_count, "chains": shape.chains}
+    facts: dict[str, Any] = {**c, "stage": profile.title, "sm_count": gpu.sm_count, "chains": shape.chains}
     latency = c.get("latency_per_issue")
     stalls = {field: c[field] for field in STALL_FIELDS if field in c}
     if latency and stalls:
@@ -80,7 +91,13 @@ def facts_of(profile: Profiled, shape: Shape, gpu: Gpu) -> dict[str, Any]:
     holds = ctas_per_sm(c)
     if holds is not None:
         facts |= {"ctas_per_sm": holds, "limiter": " and ".join(limiters(c))}
-        if "grid_ctas" in c and c["grid_ctas"] >= shape.chains and not c["grid_ctas"] % shape.chains:
+        # the fused kernel starts no second wave: its CTAs take one chain after another
+        if (
+            not profile.fused
+            and "grid_ctas" in c
+            and c["grid_ctas"] >= shape.chains
+            and not c["grid_ctas"] % shape.chains
+        ):
             facts["next_wave_chains"] = holds * gpu.sm_count * shape.chains // c["grid_ctas"] + 1
     return facts
 
@@ -111,7 +128,7 @@ def _holds(value: float, op: str, limit: float) -> bool:
 def compare(ours: Profiled, other: Profiled) -> list[Sentence]:
     """Why our stage takes fewer (or more) cycles than the other's: a headline, then the causes, then what works against."""
     a, b = ours.counters, other.counters
-    stage = ours.stage.upper()
+    stage = ours.title
     if ours.config == other.config:
         return [Sentence("same_config", f"{stage} of {ours.label} and {other.label} is the same config", {})]
     wanted = ("replay_cycles", *(factor.field for factor in FACTORS))
@@ -150,6 +167,35 @@ def compare(ours: Profiled, other: Profiled) -> list[Sentence]:
     return said
 
 
+def no_k1(label: str) -> Sentence:
+    """What there is to say of the K1 of a config that has none."""
+    return Sentence("fused", f"{label} launches no K1: its one kernel, profiled as K2, does K1's work, too", {})
+
+
+def compare_whole(ours: Sequence[Profiled], other: Sequence[Profiled]) -> Sentence:
+    """The cycles of one kernel against the sum of two, as far as both were profiled: their stages cannot be compared.
+
+    Args:
+        ours: every profiled stage of a config; of the two configs one is fused and one is not.
+    """
+    sides = (ours, other)
+    names = " and ".join(side[0].label for side in sides)
+    start = f"{names} cannot be compared by stages: K1's work is inside the fused kernel"
+    counted = [[one.counters.get("replay_cycles") for one in side] for side in sides]
+    if any(
+        None in cycles or len(cycles) < (1 if side[0].fused else 2) for side, cycles in zip(sides, counted, strict=True)
+    ):
+        return Sentence("fused", f"{start}, and cycles were not counted for all their kernels", {})
+    a, b = (sum(one for one in cycles if one is not None) for cycles in counted)
+    shown = [f"{cycles:,.0f} ({side[0].label}, {_kernels(side)})" for side, cycles in zip(sides, (a, b), strict=True)]
+    text = f"{start}; whole, they take {shown[0]} and {shown[1]} cycles under the profiler, one kernel after another"
+    return Sentence("fused", text, {"replay_cycles": a, "other_replay_cycles": b, "cycles_ratio": a / b})
+
+
+def _kernels(side: Sequence[Profiled]) -> str:
+    return "one kernel" if side[0].fused else "K1 + K2"
+
+
 def _wave_cause(ours: Profiled, other: Profiled, *, faster: bool) -> list[Sentence]:
     """Launches of few waves: the one that needs fewer has less to do one after another."""
     a, b = ours.counters.get("waves"), other.counters.get("waves")
@@ -182,7 +228,7 @@ def _headline(ours: Profiled, other: Profiled, cycles: float) -> Sentence:
     change = _config_change(ours.config, other.config)
     than = f"{max(cycles, 1 / cycles):.2f}x {'fewer' if cycles < 1 else 'more'} cycles than {other.label}"
     told = ", ".join(text.format(b[field], a[field]) for field, text in _HEADLINE if field in both)
-    text = f"{ours.stage.upper()}: {ours.label} takes {than} ({change}){': ' if told else ''}{told}"
+    text = f"{ours.title}: {ours.label} takes {than} ({change}){': ' if told else ''}{told}"
     numbers = {"cycles_ratio": cycles, **{f: a[f] for f in both}, **{f"other_{f}": b[f] for f in both}}
     return Sentence("headline", text, numbers)
 

@@ -28,10 +28,10 @@ from kdatune_kernels.spec import to_json
 from kdatune_tuner.ledger import Known
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ncu.collect import LAUNCHES
-from kdatune_tuner.ncu.collect import STAGES
 from kdatune_tuner.ncu.collect import Collected
 from kdatune_tuner.ncu.collect import Stage
 from kdatune_tuner.ncu.collect import collect
+from kdatune_tuner.ncu.collect import stages_in
 from kdatune_tuner.ncu.collect import stages_of
 from kdatune_tuner.ncu.metrics import stored_form
 from kdatune_tuner.ncu.report import StageProfile
@@ -180,7 +180,7 @@ def _measure(ledger: Ledger, configs: Sequence[ConfigProfile], trigger: str) -> 
     for c in configs:
         if c.measurement is not None and not c.measurement.result.ok:
             told = f"measured {c.measurement.result.outcome}: {c.measurement.result.detail or 'no detail'}"
-            c.stages = dict.fromkeys(STAGES, unavailable("config_failed", told))
+            c.stages = dict.fromkeys(stages_in(c.config), unavailable("config_failed", told))
 
 
 def _collect(done: ShapeProfile, configs: Sequence[ConfigProfile], how: How) -> None:
@@ -203,7 +203,7 @@ def _collect(done: ShapeProfile, configs: Sequence[ConfigProfile], how: How) -> 
         if how.reports_dir is not None and not isinstance(read, Unavailable):
             done.report_file = keep_report(how.reports_dir, got.report)
     for c in todo:
-        for stage in STAGES:
+        for stage in stages_in(c.config):
             c.stages[stage] = _of_stage(Stage(stage, stage_of(c.config, stage)), got, read)
 
 

@@ -18,7 +18,9 @@ from kdatune_tuner.ncu.collect import STAGES
 from kdatune_tuner.ncu.explain import Profiled
 from kdatune_tuner.ncu.explain import Sentence
 from kdatune_tuner.ncu.explain import compare
+from kdatune_tuner.ncu.explain import compare_whole
 from kdatune_tuner.ncu.explain import describe
+from kdatune_tuner.ncu.explain import no_k1
 from kdatune_tuner.ncu.metrics import Counters
 from kdatune_tuner.ncu.metrics import from_stored
 from kdatune_tuner.ncu.profiling import CHAMPION
@@ -44,6 +46,10 @@ class Subject:
         if stage not in self.counters:
             return None
         return Profiled(self.label, stage, stage_of(self.config, stage), self.counters[stage])
+
+    def profiled(self) -> list[Profiled]:
+        """All that has counters."""
+        return [one for one in map(self.stage, STAGES) if one is not None]
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,22 @@ def _subjects(profiles: Sequence[StoredProfile], champion: LaunchConfig | None, 
 
 
 def _sentences(subjects: Sequence[Subject], stage: str, shape: Shape, gpu: Gpu) -> list[Sentence]:
-    profiled = [one for one in (subject.stage(stage) for subject in subjects) if one is not None]
+    """What the first subject's stage does, and why those of the others differ from it.
+
+    Where one of two has a fused kernel it is said once, beside K2, what can be compared: the whole.
+    """
+    if stage == "k1" and subjects and subjects[0].config.k2.fused:
+        return [no_k1(subjects[0].label)] if subjects[0].counters else []
+    profiled = [(subject, one) for subject in subjects if (one := subject.stage(stage)) is not None]
     if not profiled:
         return []
-    first = profiled[0]
+    mine, first = profiled[0]
     said = describe(first, shape, gpu)
     seen = {first.config}
-    for other in profiled[1:]:
-        if other.config not in seen or other.label == DEFAULT:
+    for subject, other in profiled[1:]:
+        if first.fused != other.fused:
+            said.append(compare_whole(mine.profiled(), subject.profiled()))
+        elif other.config not in seen or other.label == DEFAULT:
             said += compare(first, other)
         seen.add(other.config)
     return said

@@ -91,7 +91,7 @@ def newest_profiles(s: Session, gpu: Gpu, shape: Shape) -> list[StoredProfile]:
 
 
 def champions_without_counters(s: Session, gpu: Gpu) -> list[Champion]:
-    """Champions of a card, oldest generation first, that have no counters of both stages since they were measured.
+    """Champions of a card, oldest generation first, that have no counters of what they launch since they were measured.
 
     What a nightly run profiles. Where counters are unavailable for a reason of the machine, one attempt tells for all.
     """
@@ -107,7 +107,7 @@ def _has_counters(s: Session, gpu: Gpu, champion: Champion) -> bool:
         and one.row.counters is not None
         and (champion.measured_at is None or rfc3339(one.row.profiled_at) >= champion.measured_at)
     }
-    return fresh == {"k1", "k2"}
+    return fresh >= ({"k2"} if champion.config.k2.fused else {"k1", "k2"})
 
 
 def profiled_gpus(s: Session, shape: Shape) -> list[Gpu]:
