@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 def ours(precision: str, a: compare.Arguments) -> Callable[[], Any]:
-    """chunk_kda with the resolved config and the tiles of a precision."""
+    """chunk_kda with the resolved config, in a precision."""
     return lambda: chunk_kda(**a.keywords(), **OPTIONS, precision=precision)
 
 
@@ -42,6 +42,7 @@ def decode(a: compare.Arguments) -> Callable[[], Any]:
 
 SYSTEMS: dict[str, Any] = {
     "chunk_kda": functools.partial(ours, "fp16"),
+    "chunk_kda, fast": functools.partial(ours, "fast"),
     "chunk_kda, bf16 tiles": functools.partial(ours, "bf16"),
     "recurrent_kda": decode,
     "FlashKDA": compare.flash_kda,

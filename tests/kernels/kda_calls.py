@@ -7,6 +7,7 @@ import torch
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 from kdatune_kernels.kda import chunk_kda
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -19,26 +20,16 @@ PLAIN = LaunchConfig(K1Config(), K2Config())
 TRANSPOSED = LaunchConfig(K1Config(num_warps=4, chunks_per_program=2, head_fast=True), K2Config(transposed=True))
 _GLUON = K1Config(variant="cp_async", num_warps=1, transposed_dots=True, fast_reciprocal=True)
 _WS = K2Config(
-    variant="ws", stages_in=4, stages_out=1, load_warps=1, store_warps=1, load_regs=24, store_regs=24, defer_store=True,
+    variant="ws", stages_in=4, stages_out=1, load_warps=1, store_warps=2, load_regs=40, store_regs=40, defer_store=True,
     decay_position=2,
 )  # fmt: skip
+# 128 columns are stored by TMA, 64 by the threads of the partition, which takes more of them and of their registers
+_BY_TMA = replace(_WS, block_v=128, store_warps=1, load_regs=24, store_regs=24, maxnreg=168)
 ONE_CONSUMER = LaunchConfig(_GLUON, _WS)
-TWO_CONSUMERS = LaunchConfig(
-    replace(_GLUON, variant="tma"), replace(_WS, block_v=128, consumers=2, maxnreg=168, consumer_regs=232)
-)
+TWO_CONSUMERS = LaunchConfig(replace(_GLUON, variant="tma"), replace(_BY_TMA, consumers=2, consumer_regs=232))
 TWO_STORE_WARPS = LaunchConfig(
     replace(_GLUON, transposed_dots=False, head_fast=True, load_policy="evict_last"),
-    replace(
-        _WS,
-        block_v=128,
-        num_warps=8,
-        maxnreg=168,
-        stages_out=4,
-        store_warps=2,
-        load_warps=2,
-        defer_store=False,
-        decay_position=0,
-    ),
+    replace(_BY_TMA, num_warps=8, stages_out=4, store_warps=2, load_warps=2, defer_store=False, decay_position=0),
 )
 HALVES = LaunchConfig(
     replace(_GLUON, variant="tma", gate_halves=2, swizzle_bytes=64, head_fast=True),
@@ -46,7 +37,7 @@ HALVES = LaunchConfig(
 )
 
 CONFIGS = [PLAIN, TRANSPOSED] + (
-    [ONE_CONSUMER, TWO_CONSUMERS, TWO_STORE_WARPS, HALVES] if torch.cuda.is_available() else []
+    [ONE_CONSUMER, TWO_CONSUMERS, TWO_STORE_WARPS, HALVES, FUSED] if torch.cuda.is_available() else []
 )
 
 

@@ -40,7 +40,7 @@ def test_sizes_and_dtypes(K, V, dtype, v_first, device):
 
 
 @pytest.mark.parametrize("config", [PLAIN, TRANSPOSED, NARROW], ids=lambda c: f"{c.k2.block_v}{c.k2.transposed}")
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "fast", "bf16"])
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 256), (128, 256)])
 def test_plain_configs_of_other_sizes(config, precision, K, V, device):
     if config is TRANSPOSED:

@@ -163,7 +163,7 @@ def test_on_a_card():
     row = document["rows"][0]
     assert row["ours_us"] > 0
     assert row["default_us"] > 0
-    assert row["ours_o_error_ratio"] < 0.005
+    assert row["ours_o_error_ratio"] < 0.003
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
@@ -173,8 +173,8 @@ def test_the_table_of_errors_by_kind():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=True)
     head, _, *rows = done.stdout.splitlines()
-    assert head == "| input | T | chunk_kda | chunk_kda, bf16 tiles | recurrent_kda |"
+    assert head == "| input | T | chunk_kda | chunk_kda, fast | chunk_kda, bf16 tiles | recurrent_kda |"
     assert [row.split(" | ")[0] for row in rows] == [f"| {kind}" for kind in samples.KINDS]
     for row in rows:
-        chunked, _, stepped = (cell.strip(" |").split(" / ") for cell in row.split(" | ")[2:])
-        assert 0 < float(stepped[0]) < float(chunked[0]) < 5
+        chunked, *_, stepped = (cell.strip(" |").split(" / ") for cell in row.split(" | ")[2:])
+        assert 0 < float(stepped[0]) < float(chunked[0]) < 3

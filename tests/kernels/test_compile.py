@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from kdatune_kernels.resolve import BUNDLED
 from kdatune_kernels.snapshot import parse_snapshot
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import shape_of
 from kdatune_kernels.spec import to_json
 
@@ -20,6 +22,7 @@ H200 = KNOWN_GPUS["NVIDIA H200"]
 A100 = KNOWN_GPUS["NVIDIA A100-SXM4-80GB"]
 L40S = KNOWN_GPUS["NVIDIA L40S"]
 B200 = KNOWN_GPUS["NVIDIA B200"]
+PRECISIONS = get_args(Precision)
 
 
 def _compile(requests: list[dict], python: str = sys.executable, timeout_seconds: float = 250) -> list[dict]:
@@ -39,17 +42,19 @@ def _compile(requests: list[dict], python: str = sys.executable, timeout_seconds
 
 
 def _served() -> list[tuple[str, dict]]:
-    """Every K1 and K2 config that is served on an H200: the bundled champions and the analytic defaults."""
+    """Every K1 and K2 config of two kernels that is served on an H200: the bundled champions and the analytic defaults."""
     shapes = [shape_of(1, 96, 8192), shape_of(1, 8, 64), shape_of(8, 64, 8192)]
     launches = [c.config for c in parse_snapshot(BUNDLED.read_bytes()).champions]
-    launches += [space.default_config(shape, H200) for shape in shapes]
+    launches += [space.split_default(shape, H200) for shape in shapes]
+    launches = [x for x in launches if not x.k2.fused]  # the fused kernel has tests of its own
     kinds = [("k1", x.k1) for x in launches] + [("k2", x.k2) for x in launches]
     return [(kernel, to_json(config)) for kernel, config in dict.fromkeys(kinds)]
 
 
-def test_served_configs_have_no_spills_and_no_serialised_wgmma():
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_served_configs_have_no_spills_and_no_serialised_wgmma(precision):
     served = _served()
-    resources = _compile([{"kernel": k, "config": c, "cc": "9.0", "half": True} for k, c in served])
+    resources = _compile([{"kernel": k, "config": c, "cc": "9.0", "precision": precision} for k, c in served])
     assert len(resources) == len(served) >= 4
     for (kernel, config), found in zip(served, resources, strict=True):
         assert found["spill_bytes"] == 0, (kernel, config)
@@ -64,13 +69,52 @@ def _k2(config: dict):
     return K2Config(**config)
 
 
-def _default_requests(gpu, heads: int, half: tuple[bool, ...] = (True, False), **shape) -> list[dict]:
-    default = space.default_config(shape_of(1, heads, 8192, **shape), gpu)
+def _fused_requests() -> list[dict]:
+    """The fused kernel in every precision: with states, without either or both, and with an initial one in bf16, v first."""
+    states = (
+        {},
+        {"initial_state": False},
+        {"final_state": False},
+        {"state_v_first": True, "state_bf16": True},
+        {"initial_state": False, "final_state": False},
+    )
+    return [
+        {"kernel": "k2", "config": to_json(space.FUSED.k2), "cc": "9.0", "precision": precision, "options": options}
+        for precision in PRECISIONS
+        for options in states
+    ]
+
+
+FUSED_SPILL_BYTES = {"fp16": 16, "fast": 20, "bf16": 24}
+"""The one exception to "no spills": values that are the same for all threads, spilled once a chain, outside both inner loops.
+
+They are of the partition that prepares, which has 216 of the 65,536 registers that 12 warps share. 224 registers for it would
+hold them, and make ptxas serialise every wgmma of the other one (C7512)."""
+
+
+def test_the_fused_kernel_has_no_wgmma_warning_and_spills_what_is_stated():
+    requests = _fused_requests()
+    resources = _compile(requests)
+    assert len(resources) == len(requests) == 15
+    for request, found in zip(requests, resources, strict=True):
+        assert found["wgmma_warnings"] == [], (request, found)
+        assert found["spill_bytes"] <= FUSED_SPILL_BYTES[request["precision"]], (request, found)
+        assert found["smem_bytes"] <= space._FUSED_SMEM_BYTES, "config_ok must never let through what the card refuses"
+        assert found["registers"] * found["num_warps"] * 32 <= H200.registers_per_sm
+
+
+def _allowed_spill(request: dict) -> int:
+    """By newer releases of Triton; 3.9.0 spills 28 bytes of the fused kernel in each precision."""
+    return 28 if request["kernel"] == "k2" and request["config"]["variant"] == "fused" else 0
+
+
+def _default_requests(gpu, heads: int, precisions: tuple[str, ...] = PRECISIONS, **shape) -> list[dict]:
+    default = space.split_default(shape_of(1, heads, 8192, **shape), gpu)
     options = {name: value for name, value in shape.items() if name in ("K", "V", "dtype")}
     return [
-        {"kernel": kernel, "config": to_json(config), "cc": gpu.compute_capability, "half": x, "options": options}
+        {"kernel": kernel, "config": to_json(config), "cc": gpu.compute_capability, "precision": x, "options": options}
         for kernel, config in (("k1", default.k1), ("k2", default.k2))
-        for x in half
+        for x in precisions
     ]
 
 
@@ -101,7 +145,7 @@ OTHER_SHAPES = (
 @pytest.mark.parametrize("gpu", [A100, H200, B200], ids=lambda g: g.compute_capability)
 def test_the_defaults_of_other_sizes_and_dtypes_compile(gpu):
     """On Hopper K = V = 128 with bf16 runs the Gluon kernels, the rest plain Triton."""
-    requests = [request for shape in OTHER_SHAPES for request in _default_requests(gpu, 96, (True,), **shape)]
+    requests = [request for shape in OTHER_SHAPES for request in _default_requests(gpu, 96, ("fp16",), **shape)]
     _assert_no_spills(requests, gpu)
 
 
@@ -141,27 +185,34 @@ def test_the_newest_triton_spills_nothing_and_serialises_no_wgmma(tmp_path, reco
         [python, "-c", "import triton; print(triton.__version__)"], capture_output=True, text=True, check=True
     ).stdout.strip()
     served = _served()
-    requests = [{"kernel": k, "config": c, "cc": "9.0", "half": True} for k, c in served]
-    requests += [r for gpu in (A100, L40S, B200) for heads in (8, 96) for r in _default_requests(gpu, heads, (True,))]
+    requests = [{"kernel": k, "config": c, "cc": "9.0", "precision": "fp16"} for k, c in served]
+    requests += [r for gpu in (A100, L40S, B200) for heads in (8, 96) for r in _default_requests(gpu, heads, ("fp16",))]
     requests += [
-        r for gpu in (A100, H200, B200) for shape in OTHER_SHAPES for r in _default_requests(gpu, 96, (True,), **shape)
+        r
+        for gpu in (A100, H200, B200)
+        for shape in OTHER_SHAPES
+        for r in _default_requests(gpu, 96, ("fp16",), **shape)
     ]
     requests += [
         {"kernel": "recurrent", "options": options, "cc": cc} for cc in ("8.0", "9.0", "10.0") for options in RECURRENT
     ]
     ws, plain = to_json(K2Config(variant="ws", segments=4)), to_json(K2Config(segments=4))
     for cc, config in (("9.0", ws), ("8.0", plain), ("9.0", plain), ("10.0", plain)):
-        requests += [{"kernel": "passes", "config": config, "cc": cc, "half": half} for half in (True, False)]
+        requests += [
+            {"kernel": "passes", "config": config, "cc": cc, "precision": precision} for precision in PRECISIONS
+        ]
+    requests += _fused_requests()
     found = _compile(requests, python, timeout_seconds=1500)
     asked = [(r["kernel"], r["cc"], r) for r in requests for _ in range(2 if r["kernel"] == "passes" else 1)]
     faults = [
         (version, request, one)
         for (_, _, request), one in zip(asked, found, strict=True)
-        if one["spill_bytes"] or any("serialized" in line for line in one["wgmma_warnings"])
+        if one["spill_bytes"] > _allowed_spill(request) or any("serialized" in line for line in one["wgmma_warnings"])
     ]
     assert not faults
     record_property("triton", version)
-    print(f"Triton {version}: {len(found)} kernels, no spills, no serialised wgmma")  # noqa: T201  what -s shows
+    # what -s shows
+    print(f"Triton {version}: {len(found)} kernels, no spills that are not stated, no serialised wgmma")  # noqa: T201
 
 
 def _own_triton(folder: Path, requirement: str) -> str:

@@ -189,8 +189,8 @@ def test_grouped_heads_and_states(config, state_dtype, v_first, device):
 
 
 @every_config
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_no_state_asked_for_and_both_precisions(config, precision, device):
+@pytest.mark.parametrize("precision", ["fp16", "fast", "bf16"])
+def test_no_state_asked_for_and_every_precision(config, precision, device):
     sample = samples.make((50,), 2, device=device, initial_state=False)
     o, ht = call(sample, config=config, precision=precision, output_final_state=False)
     assert ht is None

@@ -228,7 +228,7 @@ def test_weak_decay_long(device):
 
 
 @every_config
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fast"])
 def test_the_update_sees_a_small_residual_of_large_numbers(config, precision, device):
     """k = (1/2, 1/2, 1/2, 1/2, 0 ...), state rows (8192, 4, 0, 0), v = 4096: S^T k = 4098, so the update must see -2."""
     sample = samples.make((1,), 1, device=device)

@@ -236,8 +236,9 @@ _COMPILE = """
 import dataclasses, json
 from kdatune_kernels.compile import compile_passes
 from kdatune_kernels.spec import K2Config
-requests = [("ws", "9.0", {}), ("ws", "9.0", {"half": False}), ("ws", "9.0", {"state_v_first": True, "state_bf16": True}),
-            ("ws", "9.0", {"initial_state": False}), ("triton", "8.0", {}), ("triton", "8.9", {}), ("triton", "9.0", {})]
+requests = [("ws", "9.0", {}), ("ws", "9.0", {"precision": "fast"}), ("ws", "9.0", {"precision": "bf16"}),
+            ("ws", "9.0", {"state_v_first": True, "state_bf16": True}), ("ws", "9.0", {"initial_state": False}),
+            ("triton", "8.0", {}), ("triton", "8.9", {}), ("triton", "9.0", {}), ("triton", "9.0", {"precision": "fast"})]
 for variant, cc, flags in requests:
     for found in compile_passes(K2Config(variant=variant, segments=4), compute_capability=cc, **flags):
         print(json.dumps([variant, cc, dataclasses.asdict(found)]))
@@ -255,7 +256,7 @@ def test_both_passes_compile_without_spills_or_serialised_wgmma():
     )
     assert run.returncode == 0, run.stderr[-2000:]
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == 14
+    assert len(rows) == 18
     smem = {"8.0": 166912, "8.9": 101376, "9.0": 232448}
     for variant, cc, found in rows:
         assert found["spill_bytes"] == 0, (variant, cc, found)

@@ -58,7 +58,7 @@ def test_a_snapshot_reads_back() -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(CONFIGS), st.sampled_from(("fp16", "bf16")), st.none() | st.floats(0.1, 1e9))
+@given(st.sampled_from(CONFIGS), st.sampled_from(("fp16", "fast", "bf16")), st.none() | st.floats(0.1, 1e9))
 def test_a_config_goes_through_a_document_without_loss(config: LaunchConfig, precision: str, time_us: float) -> None:
     config = dataclasses.replace(config, precision=precision)
     champion = Champion(H200, SHAPE, config, 1, time_us, time_us, BUILD)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from kdatune_kernels import space
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
@@ -141,7 +142,8 @@ def test_the_interpreter_runs_plain_triton_only() -> None:
         ({"maxnreg": None}, "maxnreg must be set when consumers is 2"),
         ({"load_warps": 4}, "k2.maxnreg=168 x 16 warps is more than the 65536 registers"),
         ({"maxnreg": 10**9}, "k2.maxnreg=1000000000 is not one of"),
-        ({"variant": "cuda"}, "k2.variant='cuda' is not one of triton, ws"),
+        ({"variant": "cuda"}, "k2.variant='cuda' is not one of triton, ws, fused"),
+        ({"variant": "fused"}, "block_v is not read by variant fused and must be"),
     ],
 )
 def test_config_ok_says_why_not(change: dict[str, Any], says: str) -> None:
@@ -233,6 +235,57 @@ def test_the_default_of_an_h200() -> None:
     assert default_config(shape_of(1, 8, 8192), None) == LaunchConfig(K1Config(), K2Config())
 
 
+@pytest.mark.parametrize(
+    ("N", "H", "T", "rest", "fused"),
+    [
+        (1, 64, 8192, {}, False),
+        (1, 128, 1024, {}, True),
+        (1, 132, 8192, {}, True),
+        (1, 133, 8192, {}, False),  # one chain for a second wave
+        (2, 96, 8192, {}, False),
+        (8, 64, 8192, {}, True),
+        (8, 96, 8192, {}, True),
+        (64, 96, 65536, {}, True),
+        (6, 64, 8192, {"varlen": True, "longest_tokens": 3063}, False),
+        (6, 96, 8192, {"varlen": True, "longest_tokens": 3063}, True),
+        (8, 96, 8192, {"dtype": "fp16"}, False),
+        (8, 96, 8192, {"K": 64}, False),
+        (8, 96, 8192, {"V": 256}, False),
+    ],
+)
+def test_the_default_is_fused_where_that_fills_the_sms(N, H, T, rest, fused) -> None:
+    shape = shape_of(N, H, T, **rest)
+    assert (default_config(shape, H200) == FUSED) is fused
+    assert not space.split_default(shape, H200).k2.fused
+    assert not any(default_config(shape, gpu).k2.fused for gpu in (None, A100, L40S, B200))
+
+
+def test_the_fused_config_is_legal_whole_and_only_whole() -> None:
+    assert config_ok(FUSED, SHAPE, H200) is None
+    assert config_ok(FUSED.k1, SHAPE, H200) is None
+    assert "measured whole, not as a stage" in str(config_ok(FUSED.k2, SHAPE, H200))
+    assert FUSED.k2 not in space.legal_k2(SHAPE, H200)
+    other = dataclasses.replace(FUSED, k1=K1Config(num_warps=4))
+    assert "k1 must stand at its defaults" in str(config_ok(other, SHAPE, H200))
+    for shape, gpu, why in (
+        (SHAPE, None, "the interpreter runs triton only"),
+        (SHAPE, A100, "needs compute capability 9.0"),
+        (SHAPE, B200, "needs compute capability 9.0"),
+        (dataclasses.replace(SHAPE, V=256), H200, "needs K = V = 128 and bf16"),
+        (dataclasses.replace(SHAPE, dtype="fp16"), H200, "needs K = V = 128 and bf16"),
+        (SHAPE, dataclasses.replace(H200, name="small", smem_per_block_bytes=200_000), "small gives a block 200000"),
+    ):
+        assert why in str(config_ok(FUSED, shape, gpu))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fast", "bf16"])
+def test_every_precision_is_legal_and_no_other(precision) -> None:
+    assert config_ok(dataclasses.replace(FUSED, precision=precision), SHAPE, H200) is None
+    assert config_ok(dataclasses.replace(FUSED, precision="fp8"), SHAPE, H200) == (
+        "precision='fp8' is not one of fp16, fast, bf16"
+    )
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_config_ok_answers_for_any_config(data: st.DataObject) -> None:
@@ -240,7 +293,8 @@ def test_config_ok_answers_for_any_config(data: st.DataObject) -> None:
     k2 = K2Config(**{k: data.draw(st.sampled_from(v)) for k, v in space.K2_LEGAL.items()})
     gpu = data.draw(st.sampled_from([*KNOWN_GPUS.values(), None]))
     pair = config_ok(LaunchConfig(k1, k2), SHAPE, gpu)
-    assert pair == (config_ok(k1, SHAPE, gpu) or config_ok(k2, SHAPE, gpu))
+    if k2 != FUSED.k2:  # which is legal with one K1 only, and never alone
+        assert pair == (config_ok(k1, SHAPE, gpu) or config_ok(k2, SHAPE, gpu))
 
 
 @pytest.mark.parametrize("gpu", [None, *KNOWN_GPUS.values()], ids=lambda gpu: gpu.name if gpu else "interpreter")
