@@ -130,14 +130,14 @@ def _compile(compiler: Any, space: Any, spec: Any, kernel: str) -> list[Any]:
             )
         ]
     if kind == "k2":
-        default = space._ws(which, 5 if which == "128c2" else 4, 1, True, 2)
-        return [compiler.compile_config(default)]
+        return [compiler.compile_config(space._ws(which, 5 if which == "128c2" else 4, 1, True, 2))]
     if kind == "pass":
         both = compiler.compile_passes(spec.K2Config(variant="ws", segments=4))
         return list(both)
     shape = spec.shape_of(*DEFAULTS[kernel])
     config = space.default_config(shape, spec.KNOWN_GPUS["NVIDIA H200"])
-    return [compiler.compile_config(part) for part in (config.k1, config.k2) if part is not None]
+    parts = (config.k2,) if config.k2.fused else (config.k1, config.k2)
+    return [compiler.compile_config(part) for part in parts]
 
 
 def _rows(package: str, kernel: str) -> list[dict[str, Any]]:

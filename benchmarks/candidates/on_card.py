@@ -26,7 +26,7 @@ from kdatune_kernels import samples
 from kdatune_kernels.spec import parse_shape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-GATE, WINDOW_GATE = 0.005, 0.02
+GATE, WINDOW_GATE = 0.003, 0.02
 ROUNDS = 15
 # Where the shipped kernels miss a gate themselves, a candidate must not be worse by more than this.
 SLACK = 1.02
@@ -81,9 +81,13 @@ class Package:
     def default(self, key: str) -> Any:
         return self.space.default_config(self.spec.parse_shape(key), self.card)
 
+    def split(self, key: str) -> Any:
+        """The default of a shape as two kernels, whose stages can be timed."""
+        return self.space.split_default(self.spec.parse_shape(key), self.card)
+
     def configs(self, key: str) -> dict[str, Any]:
-        """The default of a shape, its bf16 twin, and one config of every served K2 tile, serial and by segments."""
-        shape, default = self.spec.parse_shape(key), self.default(key)
+        """The default of a shape, the fused kernel, both in every precision, and one config of every K2 tile, whole and cut."""
+        shape = self.spec.parse_shape(key)
         k1 = {
             v: self.spec.K1Config(variant=v, num_warps=1, transposed_dots=True, fast_reciprocal=True)
             for v in ("cp_async", "tma")
@@ -98,12 +102,12 @@ class Package:
             "64 by 4 segments": ("cp_async", replace(self.space._ws("64", 4, 1, True, 2), segments=4)),
             "128c2 by 2 segments": ("tma", replace(self.space._ws("128c2", 5, 1, True, 2), segments=2)),
         }
-        found = {"default": default, "default, bf16 tiles": replace(default, precision="bf16")}
-        for name, (variant, k2) in tiles.items():
-            config = self.spec.LaunchConfig(k1[variant], k2)
-            if self.space.config_ok(config, shape, self.card) is None:
-                found[name] = config
-        return found
+        found = {}
+        for name, config in {"default": self.split(key), "fused": self.space.FUSED}.items():
+            found |= {name: config, f"{name}, fast": replace(config, precision="fast")}
+            found[f"{name}, bf16 tiles"] = replace(config, precision="bf16")
+        found |= {name: self.spec.LaunchConfig(k1[variant], k2) for name, (variant, k2) in tiles.items()}
+        return {name: c for name, c in found.items() if self.space.config_ok(c, shape, self.card) is None}
 
 
 def _say(step: str, **found: Any) -> None:
@@ -245,17 +249,25 @@ def time_whole(shipped: Package, candidate: Package, key: str) -> None:
     _say("time", **found)
 
 
+def _workspaces(package: Package, problem: bench.Problem, config: Any) -> list[Any]:
+    """A package's own, after its own K1: a candidate may keep other tiles of other types."""
+    made = []
+    for p in problem.copies:
+        made.append(package.launch.workspace(p.tables, p.heads, p.q.shape[2], config.precision, p.q.device))
+        package.launch.run_k1(p, made[-1], config.k1)
+    return made
+
+
 def time_stages(shipped: Package, candidate: Package, key: str) -> None:
-    """K1 and K2 alone, L2 cold, on one set of tensors. What a candidate does not have or take apart is skipped."""
+    """K1 and K2 alone, L2 cold, on one set of tensors, the default of two kernels even where the fused one is the default."""
     problem = bench.open_problem(parse_shape(key))
-    configs = {"shipped": shipped.default(key), "candidate": candidate.default(key)}
+    configs = {"shipped": shipped.split(key), "candidate": candidate.split(key)}
     packages = {"shipped": shipped, "candidate": candidate}
+    spaces = {name: _workspaces(packages[name], problem, config) for name, config in configs.items()}
     for stage in ("k1", "k2"):
-        if any(getattr(config, stage, None) is None for config in configs.values()):
-            continue
 
         def bound(name: str, i: int, stage: str = stage) -> Callable[[], Any]:
-            p, ws, (o, ht) = problem.copies[i], problem.workspaces[i], problem.outputs[i]
+            p, ws, (o, ht) = problem.copies[i], spaces[name][i], problem.outputs[i]
             launch, config = packages[name].launch, getattr(configs[name], stage)
             return launch.k1_call(p, ws, config) if stage == "k1" else launch.k2_call(p, ws, o, ht, config)
 
