@@ -11,9 +11,11 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import update
 
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
 from kdatune_kernels.space import legal_k2
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import digest
@@ -372,6 +374,55 @@ def test_a_profile_shows_both_stages_against_the_default(client, shelf, helpers)
     assert "champion; default 39.5" in page or "champion; default 39.4" in page
     listed = items(client, "/profiles", "profiles", sort="profiles:-issue_active_pct", stage="k1")
     assert [row["issue_active_pct"] for row in listed] == [63.69, 39.45]
+
+
+def test_one_kernel_stands_beside_two_without_stages_of_its_own(client, shelf, helpers):
+    """Plain Triton K1 was measured and profiled, too; it is not the fused kernel's, which launches none."""
+    shape = helpers.SHAPE
+    split = split_default(shape, helpers.H200)
+    plain = LaunchConfig(FUSED.k1, split.k2)
+    for config in (FUSED.k1, split.k1):
+        shelf.measure(config=config, kernel="k1", median_us=123.0)
+    first, second = (shelf.promote(config=c, median_us=us) for c, us in ((split, 650.0), (FUSED, 600.0)))
+    other = shelf.measure(config=plain, median_us=900.0)
+    every = {metric.field: 1.0 for metric in METRICS}
+    for measurement_id, stages in (
+        (first.measurement_id, ("k1", "k2")),
+        (second.measurement_id, ("k2",)),
+        (other, ("k1",)),
+    ):
+        for stage in stages:
+            profile(shelf, measurement_id, stage, every | {"replay_cycles": 1000.0 if stage == "k1" else 1500.0})
+    path = key_path("configs", shape)
+    numbers = {row["number"]: row for row in items(client, path, "numbers")}
+    assert (numbers["K1 alone, median"]["previous"], numbers["K1 alone, median"]["champion"]) == (123.0, None)
+    fields = {row["field"]: row for row in items(client, path, "fields")}
+    assert fields["k2.variant"]["champion"] == "fused"
+    assert fields["k1.variant"]["champion"] != str(FUSED.k1.variant)
+    path = key_path("profiles", shape)
+    hashes = {"config": digest(FUSED), "against": digest(split)}
+    (row, *_) = items(client, path, "stalls", **hashes)
+    assert {"k2_ours", "k1_other", "k2_other"} <= set(row)
+    assert "k1_ours" not in row
+    page = text(client, path, **hashes)
+    assert "champion launches no K1: its one kernel, profiled as K2, does K1&#39;s work, too" in page
+    assert "whole, they take 1,500 (champion, one kernel) and 2,500 (" in page
+    assert "has no counters" not in page
+    back = text(client, path, config=digest(split), against=digest(FUSED))
+    assert "and 1,500 (champion, one kernel) cycles" in back
+
+
+def test_an_sm_takes_the_fused_kernel_chain_after_chain(client, shelf, helpers):
+    for heads in (96, 192):
+        shelf.promote(shape_of(1, heads, 8192), FUSED)
+    rows = {row["chains"]: row for row in items(client, "/waves", "waves")}
+    assert {chains: (row["ctas"], row["waves"]) for chains, row in rows.items()} == {
+        96: (96, pytest.approx(96 / 132)),
+        192: (192, pytest.approx(192 / 132)),
+    }
+    (choice,) = items(client, "/waves", "choices")
+    assert choice["choice"] == "K1 and K2 as one kernel, chain after chain"
+    assert choice["second_wave_from_chains"] == 133
 
 
 def test_an_unavailable_profile_shows_its_reason_and_no_zero(client, shelf, helpers):

@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
 
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import K1Config
@@ -167,6 +170,18 @@ def test_a_config_given_as_json() -> None:
     assert read == LaunchConfig(K1Config(num_warps=8), default.k2)
     read = cli_profile.read_also('{"k2": {"block_v": 32}, "precision": "bf16"}', SHAPE, H200)
     assert read == LaunchConfig(default.k1, K2Config(block_v=32), "bf16")
+
+
+def test_a_stage_as_json_goes_with_the_default_of_two_kernels_and_a_fused_one_with_no_k1() -> None:
+    full = shape_of(1, 128, 8192)
+    assert default_config(full, H200) == FUSED
+    split = split_default(full, H200)
+    assert cli_profile.read_also('{"k2": {"block_v": 32}}', full, H200) == LaunchConfig(split.k1, K2Config(block_v=32))
+    assert cli_profile.read_also('{"k1": {"num_warps": 8}}', full, H200) == LaunchConfig(
+        K1Config(num_warps=8), split.k2
+    )
+    assert cli_profile.read_also('{"k2": {"variant": "fused"}}', SHAPE, H200) == FUSED
+    assert cli_profile.read_also('{"precision": "fast"}', full, H200) == replace(FUSED, precision="fast")
 
 
 @pytest.mark.parametrize(

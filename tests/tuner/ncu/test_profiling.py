@@ -1,5 +1,6 @@
 """Profiling a shape into the store, and explaining what is stored."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from sqlalchemy import Engine
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import LaunchConfig
@@ -16,6 +18,10 @@ from kdatune_kernels.spec import digest
 from kdatune_tuner import cli_profile
 from kdatune_tuner.ledger import Ledger
 from kdatune_tuner.ncu import profiling
+from kdatune_tuner.ncu.collect import Stage
+from kdatune_tuner.ncu.collect import stages_of
+from kdatune_tuner.ncu.explain import Profiled
+from kdatune_tuner.ncu.explain import compare_whole
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.ncu.profiling import keep_report
 from kdatune_tuner.ncu.profiling import pick_configs
@@ -285,3 +291,82 @@ def test_what_people_see(engine, backend, ledger, play, t8192, tmp_path: Path, c
     cli_profile._print_profile(done)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("issue_active_pct"))
     assert line.split() == ["issue_active_pct", "%", "-", "40.94"]
+
+
+@pytest.fixture
+def fused(engine, backend, ledger, make_ncu, answer, t8192, monkeypatch) -> Ledger:
+    """The fused kernel is served, with the counters that the runner-up's K2 has in the report; the others are as ever."""
+    own, lent = (Stage("k2", config.k2).label.encode() for config in (FUSED, t8192.configs["runner-up"]))
+    make_ncu(report=t8192.content.replace(lent, own), answer=answer)
+    with ledger.run("kda", trigger="tune", sampler="none", trials=1, seconds=None, seed=0) as run:
+        known = ledger.add(run, "kda", FUSED, Result(Outcome.OK, samples_us=(600.0,) * 5))
+    serve(ledger, known.measurement_id)
+    return ledger
+
+
+def test_of_a_fused_config_the_one_kernel_is_profiled(engine, backend, fused, t8192, capsys) -> None:
+    split = t8192.configs["default"]
+    assert [s.stage for s in stages_of([FUSED, split])] == ["k1", "k2", "k2"]
+    with reading(engine) as s:
+        assert [c.config for c in champions_without_counters(s, backend.gpu)] == [FUSED]
+    done = profile_shape(engine, backend, t8192.shape, ["champion"], How(), [split])
+    assert done.failures() == []
+    assert [list(c.stages) for c in done.configs] == [["k2"], ["k1", "k2"]]
+    cli_profile._print_profile(done)
+    heads = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("K1", "K2"))]
+    assert heads == [["K1", "unit", "also"], ["K2", "unit", "champion", "(with", "K1)", "also"]]
+    with reading(engine) as s:
+        assert champions_without_counters(s, backend.gpu) == []
+        why = explain_shape(s, backend.gpu, t8192.shape)
+    assert why.subjects[0].config == FUSED
+    assert [sentence.text for sentence in why.sentences["k1"]] == [
+        "champion launches no K1: its one kernel, profiled as K2, does K1's work, too"
+    ]
+    said = why.sentences["k2"]
+    assert not any(sentence.rule == "headline" or sentence.rule.startswith("cause") for sentence in said)
+    assert not any("wave" in sentence.rule for sentence in said)
+    assert all("K2 " not in sentence.text for sentence in said if sentence.rule != "fused")
+    (whole,) = [sentence for sentence in said if sentence.rule == "fused"]
+    assert whole.text.endswith(
+        "cannot be compared by stages: K1's work is inside the fused kernel; whole, they take 606,647 (champion, one kernel) "
+        f"and 1,101,175 ({why.subjects[1].label}, K1 + K2) cycles under the profiler, one kernel after another"
+    )
+    assert whole.numbers["cycles_ratio"] == pytest.approx(606_647 / 1_101_175)
+    assert cli_profile._words(why.subjects[0]) == "K1 and K2 as one kernel"
+
+
+def test_two_kernels_are_explained_beside_a_fused_one(engine, backend, fused, t8192) -> None:
+    split = t8192.configs["default"]
+    profile_shape(engine, backend, t8192.shape, ["champion"], How(), [split])
+    with fused.run("kda", trigger="tune", sampler="none", trials=1, seconds=None, seed=0) as run:
+        again = fused.add(run, "kda", split, Result(Outcome.OK, samples_us=(590.0,) * 5))
+    serve(fused, again.measurement_id)
+    profile_shape(engine, backend, t8192.shape, ["champion"], How())
+    with reading(engine) as s:
+        why = explain_shape(s, backend.gpu, t8192.shape)
+    assert why.subjects[0].config == split
+    assert why.sentences["k1"][0].text.startswith("K1 is bound by device memory")
+    (whole,) = [sentence for sentence in why.sentences["k2"] if sentence.rule == "fused"]
+    assert "1,101,175 (champion, K1 + K2) and 606,647" in whole.text
+
+
+def test_without_all_cycles_the_whole_is_not_compared(t8192) -> None:
+    split = [t8192.profiled("default", stage) for stage in ("k1", "k2")]
+    one = Profiled("fused", "k2", FUSED.k2, split[1].counters)
+    for ours, other in (([one], split[1:]), ([one], [split[0], but_cycles(split[1])]), (split[:1], [one])):
+        said = compare_whole(ours, other)
+        assert said.text.endswith("and cycles were not counted for all their kernels")
+        assert said.numbers == {}
+
+
+def but_cycles(one: Profiled) -> Profiled:
+    return dataclasses.replace(one, counters={k: v for k, v in one.counters.items() if k != "replay_cycles"})
+
+
+def test_a_fused_config_that_fails_has_one_reason(engine, backend, ledger, play, t8192) -> None:
+    with ledger.run("kda", trigger="tune", sampler="none", trials=1, seconds=None, seed=0) as run:
+        ledger.add(run, "kda", FUSED, Result(Outcome.RESOURCE, detail="too much shared memory"))
+    done = profile_shape(engine, backend, t8192.shape, ["champion"], How(), [FUSED])
+    assert list(done.configs[1].stages) == ["k2"]
+    (failure,) = done.failures()
+    assert "measured resource: too much shared memory" in failure.text()
