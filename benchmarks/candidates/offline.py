@@ -40,7 +40,7 @@ COUNTED = {
 
 
 def loops(sass: str) -> list[dict[str, int]]:
-    """Outermost loops with matrix instructions in them: instructions, highest register, and the counts of COUNTED.
+    """Innermost loops with matrix instructions in them: instructions, highest register, and the counts of COUNTED.
 
     An instruction is counted once, whether or not a branch inside the loop may skip it.
     """
@@ -64,8 +64,8 @@ def loops(sass: str) -> list[dict[str, int]]:
         first = labels.get(target.group(1), i + 1) if target else i + 1
         if first <= i and any(word.startswith(_MATRIX) for word, _ in code[first : i + 1]):
             spans.append((first, i + 1))
-    inner = [s for s in spans if any(t != s and t[0] <= s[0] and s[1] <= t[1] for t in spans)]
-    return [_counts(code[first:end]) for first, end in spans if (first, end) not in inner]
+    outer = [s for s in spans if any(t != s and s[0] <= t[0] and t[1] <= s[1] for t in spans)]
+    return [_counts(code[first:end]) for first, end in spans if (first, end) not in outer]
 
 
 def _counts(code: list[tuple[str, str]]) -> dict[str, int]:
