@@ -6,6 +6,7 @@ Needs only torch and Triton: `python -m kdatune_kernels.compare --set headline`.
 import argparse
 import functools
 import importlib
+import itertools
 import json
 import math
 import statistics
@@ -35,6 +36,7 @@ from kdatune_kernels.shape_sets import shapes_of
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
+from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import to_json
 
@@ -96,9 +98,10 @@ def fla(a: Arguments) -> Callable[[], Outputs]:
     return lambda: peer(**a.keywords(), **_OPTIONS, safe_gate=True, state_v_first=True)
 
 
-def ours(config: LaunchConfig | None) -> Peer:
-    """chunk_kda with a config, None for the resolved one."""
-    return lambda a: lambda: _both(kda.chunk_kda(**a.keywords(), **_OPTIONS, state_v_first=True, config=config))
+def ours(config: LaunchConfig | None, precision: Precision | None = None) -> Peer:
+    """chunk_kda with a config, None for the resolved one, and a precision, None for the config's."""
+    options: dict[str, Any] = {**_OPTIONS, "state_v_first": True, "config": config, "precision": precision}
+    return lambda a: lambda: _both(kda.chunk_kda(**a.keywords(), **options))
 
 
 def _both(outputs: tuple[torch.Tensor, torch.Tensor | None]) -> Outputs:
@@ -108,6 +111,8 @@ def _both(outputs: tuple[torch.Tensor, torch.Tensor | None]) -> Outputs:
     return o, final
 
 
+OURS = ("ours", "default", "fast")
+"""What is ours in a row: the resolved config, the default, the resolved one in precision "fast"."""
 PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
 
 
@@ -143,13 +148,18 @@ def compare(
     device: str = "cuda",
     stopwatch: Stopwatch | None = None,
 ) -> dict[str, Any]:
-    """One row: median times in us of ours, the default and each peer, taken in one run, and error ratios against fp64.
+    """One row: median times in us of ours, the default, ours in precision "fast" and each peer, taken in one run, and error
+    ratios against fp64.
 
     A peer that cannot be imported, or that fails on the shape, is None with the reason under "unavailable". Errors are of
     the first "error_heads" value heads: all of them, unless fp64 for all would take too long.
     """
     a, sample = arguments(shape, device)
-    systems: dict[str, Peer] = {"ours": ours(None), "default": ours(default_config(shape, card))}
+    systems: dict[str, Peer] = {
+        "ours": ours(None),
+        "default": ours(default_config(shape, card)),
+        "fast": ours(None, "fast"),
+    }
     systems |= {name: PEERS[name] for name in peers}
     row: dict[str, Any] = {"shape": shape.key(), "unavailable": {}, "error_heads": error_heads(shape)}
     want = None if row["error_heads"] is None else expected(sample, row["error_heads"])
@@ -167,7 +177,7 @@ def compare(
         except ImportError as error:
             row["unavailable"][name] = f"not installed: {error}"
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if name in ("ours", "default"):
+            if name in OURS:
                 raise
             row["unavailable"][name] = f"{type(error).__name__}: {error}"[:200]
     del want
@@ -177,6 +187,7 @@ def compare(
     for name in peers:
         if row[f"{name}_us"]:
             row[f"speedup_vs_{name}"] = round(row[f"{name}_us"] / row["ours_us"], 4)
+            row[f"fast_speedup_vs_{name}"] = round(row[f"{name}_us"] / row["fast_us"], 4)
     row["speedup_vs_default"] = round(row["default_us"] / row["ours_us"], 4)
     answer = launcher.resolve(replace(shape, state_v_first=True), card)
     row["match"], row["config"] = answer.match, to_json(answer.config)
@@ -253,13 +264,13 @@ def run(
 
 
 def summary(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> dict[str, float]:
-    """Geomean and least speed-up over each peer that ran on some shape."""
+    """Geomean and least speed-up over each peer that ran on some shape, in the served precision and in "fast"."""
     found: dict[str, float] = {}
-    for name in peers:
-        ratios = [row[f"speedup_vs_{name}"] for row in rows if f"speedup_vs_{name}" in row]
+    for name, kind in itertools.product(peers, ("", "fast_")):
+        ratios = [row[key] for row in rows if (key := f"{kind}speedup_vs_{name}") in row]
         if ratios:
-            found[f"geomean_vs_{name}"] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
-            found[f"least_vs_{name}"] = min(ratios)
+            found[f"{kind}geomean_vs_{name}"] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
+            found[f"{kind}least_vs_{name}"] = min(ratios)
     return found
 
 
@@ -272,7 +283,7 @@ def line(row: dict[str, Any], peers: Sequence[str]) -> str:
     ratios = " ".join(f"{row.get(f'speedup_vs_{name}', math.nan):6.3f}x" for name in peers)
     error = row["ours_o_error_ratio"]
     tail = "" if error is None else f"  o {error:.2e} state {row['ours_state_error_ratio']:.2e}"
-    return f"{row['shape']:<52}{shown('ours')}{shown('default')}{''.join(shown(p) for p in peers)}  {ratios}{tail}"
+    return f"{row['shape']:<52}{''.join(map(shown, OURS))}{''.join(shown(p) for p in peers)}  {ratios}{tail}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,13 +304,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         sys.stderr.write(f"compare: {error}\n")
         return 1
-    sys.stderr.write(f"{'shape':<52}{'ours_us':>9}{'default':>9}{''.join(f'{p:>9}' for p in peers)}\n")
+    sys.stderr.write(f"{'shape':<52}{'ours_us':>9}{'default':>9}{'fast':>9}{''.join(f'{p:>9}' for p in peers)}\n")
     document = run(shapes, peers, lambda row: print(line(row, peers), file=sys.stderr, flush=True))  # noqa: T201  progress
     for name in peers:
         if f"geomean_vs_{name}" in document:
-            sys.stderr.write(
-                f"geomean over {name}: {document[f'geomean_vs_{name}']}x, least {document[f'least_vs_{name}']}x\n"
-            )
+            for kind in ("", "fast_"):
+                geomean, least = (document[f"{kind}{what}_vs_{name}"] for what in ("geomean", "least"))
+                sys.stderr.write(f"{kind}geomean over {name}: {geomean}x, least {least}x\n")
     if options.json:
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     return 0

@@ -11,12 +11,13 @@ from kdatune_tuner import cli_bench
 ROW = {
     "shape": "N=1,H=96,T=8192",
     "unavailable": {"fla": "not installed: No module named 'fla'"},
-    "ours_us": 622.04, "default_us": 622.7, "flash_kda_us": 1403.0, "fla_us": None,
+    "ours_us": 622.04, "default_us": 622.7, "fast_us": 601.0, "flash_kda_us": 1403.0, "fla_us": None,
     "ours_o_error_ratio": 0.0029, "ours_state_error_ratio": 0.0004,
     "default_o_error_ratio": 0.0029, "default_state_error_ratio": 0.0004,
+    "fast_o_error_ratio": 0.0031, "fast_state_error_ratio": 0.0005,
     "flash_kda_o_error_ratio": 0.0057, "flash_kda_state_error_ratio": 0.0048,
     "fla_o_error_ratio": None, "fla_state_error_ratio": None,
-    "speedup_vs_flash_kda": 2.2555, "speedup_vs_default": 1.0011,
+    "speedup_vs_flash_kda": 2.2555, "fast_speedup_vs_flash_kda": 2.3344, "speedup_vs_default": 1.0011,
 }  # fmt: skip
 NO_CARD = shutil.which("nvidia-smi") is None
 
@@ -60,14 +61,18 @@ def test_wrong_usage_is_named_before_a_card_is_asked_for(options: tuple[str, ...
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"rows": [ROW], "geomean_vs_flash_kda": 2.2555, "least_vs_flash_kda": 2.2555}
+    document = {
+        "rows": [ROW], "geomean_vs_flash_kda": 2.2555, "least_vs_flash_kda": 2.2555,
+        "fast_geomean_vs_flash_kda": 2.3344, "fast_least_vs_flash_kda": 2.3344,
+    }  # fmt: skip
     cli_bench._print(document, ["flash_kda", "fla"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "shape"
     cells = lines[1].split("  ")
     shown = [cell.strip() for cell in cells if cell.strip()]
     assert shown == [
-        "N=1,H=96,T=8192", "622.0", "622.7", "1403.0", "-", "2.26x", "-", "2.90 / 0.40", "2.90 / 0.40", "5.70 / 4.80", "-",
+        "N=1,H=96,T=8192", "622.0", "622.7", "601.0", "1403.0", "-", "2.26x", "-", "2.90 / 0.40", "2.90 / 0.40", "3.10 / 0.50",
+        "5.70 / 4.80", "-",
     ]  # fmt: skip
     assert "over FlashKDA: geomean 2.26x, least 2.26x" in lines
     assert "fla is left out: not installed: No module named 'fla'" in lines
