@@ -368,6 +368,7 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
 # 0.97 at 0.73 (96 chains, T 1,024 to 8,192), 0.68 at 0.48 (64 chains). Sequences of unlike lengths: 1.03 at 0.76 (576 chains),
 # 0.89 at 0.68 (384).
 _FUSED_FROM = 0.75
+_ONE_LONG = 0.7
 
 
 def _fills(shape: Shape, gpu: Gpu) -> float:
@@ -399,10 +400,12 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
             K1Config(), K2Config(block_v=32 if (few or spills) and shape.V % 32 == 0 else 64, stages_in=3)
         )
     segments = default_segments(shape, gpu)
-    # Two 64-row CTAs a chain while all fit one wave (H200, H 64 T 8192: 219 us); else 128 rows by two MMA partitions
-    # (H 96: 302 us, and 327 us with the decay beside the first product). A segment is as good as a chain.
+    # Two 64-row CTAs a chain while all fit one wave, and where one long sequence decides (H200, K2 alone: H 64 T 8192 215 us,
+    # six sequences 240 against 251, but 386 against 312 at H 96); else 128 rows by two MMA partitions (H 96 T 8192: 315).
+    # A segment is as good as a chain.
     one_wave = shape.chains * segments * 2 <= gpu.sm_count
-    tile = "64" if one_wave else "128c2"
+    one_long = shape.varlen and segments == 1 and _fills(shape, gpu) < _ONE_LONG
+    tile = "64" if one_wave or one_long else "128c2"
     return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", tile, segments)
 
 
@@ -410,14 +413,16 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
 def _hopper(variant: K1Variant, tile: str, segments: int) -> LaunchConfig:
     """The default on Hopper; kept, since making a config of 26 fields takes longer than the rest of `default_config`."""
     k1 = K1Config(variant=variant, num_warps=1, transposed_dots=True, fast_reciprocal=True)
-    base = _ws(tile, 5 if tile == "128c2" else 4, 1, True, 2)
-    return LaunchConfig(k1, replace(base, segments=segments))
+    if segments > 1:
+        return LaunchConfig(k1, replace(_ws(tile, 5 if tile == "128c2" else 4, 1, True, 2), segments=segments))
+    # two load warps: 3 to 6 % of K2 with 128 columns at H 96; six tiles in: 1 to 3 % with 64 (H200, nineteen shapes)
+    return LaunchConfig(k1, _ws(tile, 5, 1, True, 2, (2, 1)) if tile == "128c2" else _ws(tile, 6, 1, True, 2))
 
 
 # us on an H200: what a pass takes besides its steps; a chunk of pass A (256 rows an SM), of pass C and of the serial K2 with
-# 64 and with 128 rows an SM; a segment of pass B. Over 25 shapes the pick was 0.6 % slower than the best timed (worst 5 %).
+# 64 and with 128 rows an SM; a segment of pass B. Of the recorded shapes the pick is within 4 % of the best timed.
 _PASS_US = {"serial": 4.0, "A": 8.6, "B": 2.4, "C": 5.0}
-_A_CHUNK_US, _CHUNK_64_US, _CHUNK_128_US, _B_SEGMENT_US = 0.73, 0.43, 0.6, 1.45
+_A_CHUNK_US, _CHUNK_64_US, _CHUNK_128_US, _B_SEGMENT_US = 0.95, 0.4, 0.66, 1.6
 _B_CTAS_PER_CHAIN = 8
 # A CTA costs about eight chunks of its own, which counts for sequences much shorter than the longest.
 _CTA_CHUNKS = 8
