@@ -10,7 +10,8 @@ from dataclasses import field
 from dataclasses import replace
 from statistics import median
 
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -47,12 +48,13 @@ class NightCard(ReplayBackend):
         return replace(self.recording.build, driver=self.driver)
 
     def space(self, kernel: str, shape: Shape) -> list[StageConfig]:
-        """A small part of the recorded space, so that a search is short; the default is in it."""
-        default = default_config(shape, self.gpu)
+        """A small part of the recorded space, so that a search is short; the default of two kernels is in it."""
+        default = split_default(shape, self.gpu)
         mine = default.k1 if kernel == "k1" else default.k2
         used = {i[0 if kernel == "k1" else 1] for *i, s in self.recording.pairs if s == shape}
         first = [mine, *(self.recording.checks[kernel, i].config for i in sorted(used))]
-        return list(dict.fromkeys([*first, *super().space(kernel, shape)]))[:CONFIGS]
+        stages = [c for c in first if config_ok(c, shape, self.gpu) is None]  # the fused kernel is none
+        return list(dict.fromkeys([*stages, *super().space(kernel, shape)]))[:CONFIGS]
 
     def measure(self, kernel: str, shape: Shape, config: StageConfig) -> Result:
         self.calls += 1

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy import text
 
 from kdatune_kernels.errors import StoreError
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -220,7 +221,7 @@ def test_a_wrong_config_without_any_that_runs_is_said_every_night(sqlite: Engine
     nights = Nights(sqlite, card, trials=1)
     nights.demand(B, 5)
     nights.next()
-    card.wrong.add((B, default_config(B, card.gpu).k2))
+    card.wrong |= {(B, default_config(B, card.gpu).k2), (B, FUSED.k2)}
     for _ in range(2):
         report = nights.next()
         assert (kinds(report), report.exit_code) == (["config_incorrect"], 3)
@@ -561,7 +562,7 @@ def test_a_champion_that_this_backend_cannot_measure_is_left_alone(sqlite: Engin
     nights = Nights(sqlite, card)
     nights.demand(A, 5)
     nights.next()
-    nights.card = make_sweep([100.0], [200.0], {(0, 0): 300.0}, build=card.build)
+    nights.card = make_sweep([100.0], [200.0], {(0, 0): 300.0}, build=card.build, shape=shape_of(1, 96, 8192))
     report = nights.next()
     assert states(report) == [("check", "skipped")]
     assert report.plan[0].result == "the served config cannot be measured here"

@@ -29,7 +29,8 @@ from kdatune_tuner.tune import Tuner
 SHAPE = shape_of(1, 64, 8192)
 H200 = KNOWN_GPUS["NVIDIA H200"]
 DEFAULT = default_config(SHAPE, H200)
-TWIN = replace(DEFAULT, k2=replace(DEFAULT.k2, stages_in=5))
+DEPTHS = [depth for depth in range(2, 8) if depth != DEFAULT.k2.stages_in]
+TWIN = replace(DEFAULT, k2=replace(DEFAULT.k2, stages_in=DEPTHS[-1]))
 ROUNDS = 15
 
 
@@ -129,7 +130,7 @@ def test_tuning_never_serves_a_twin_of_the_default(engine: Engine) -> None:
     assert served == [True] * 10
 
 
-SLOWER = {replace(DEFAULT.k2, stages_in=depth): 325.0 + 5 * depth for depth in (2, 3, 6)}
+SLOWER = {replace(DEFAULT.k2, stages_in=depth): 325.0 + 5 * depth for depth in DEPTHS[:3]}
 WRONG = replace(DEFAULT, k2=replace(DEFAULT.k2, stages_in=2))
 
 
