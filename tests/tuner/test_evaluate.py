@@ -89,7 +89,7 @@ def test_a_config_that_does_not_run_costs_a_trial(monkeypatch: pytest.MonkeyPatc
 def test_the_goals_hold_on_k2_of_the_shipped_sweep() -> None:
     backend = ReplayBackend.open()
     cases = recorded_cases(backend)
-    assert [len(stage) for stage in cases.values()] == [9, 9]
+    assert [len(stage) for stage in cases.values()] == [19, 19]
     assert all(isinstance(config, K2Config) for config in cases["k2"][0].times_us)
     reports = {r.kernel: r for r in evaluate(cases, backend.gpu, 1)}
     k2 = reports["k2"]
