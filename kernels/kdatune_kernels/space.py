@@ -375,7 +375,9 @@ def _fills(shape: Shape, gpu: Gpu) -> float:
     """The part of the SMs' time that the fused kernel uses, which gives every SM whole chains, one after another."""
     if shape.varlen:
         mean_tokens = shape.HV * shape.T / gpu.sm_count
-        return mean_tokens / (mean_tokens + 0.6 * max(shape.longest, 1))
+        # how long the longest is, a launch with its offsets on the device does not know: twice the mean, then
+        longest = min(shape.T, 2 * shape.longest) if shape.longest_tokens is None else shape.longest
+        return mean_tokens / (mean_tokens + 0.6 * max(longest, 1))
     return shape.chains / (-(-shape.chains // gpu.sm_count) * gpu.sm_count)
 
 
