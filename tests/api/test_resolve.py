@@ -86,11 +86,11 @@ def test_a_launcher_answers_from_the_snapshot_as_the_service_does(client, shelf,
     configs = helpers.configs_for(helpers.SHAPE, helpers.H200, 3)
     shelf.promote(helpers.SHAPE, configs[0], nearest_regret=1.0125)
     shelf.promote(shape_of(1, 160, 8192), configs[1], nearest_regret=1.5)  # there the default takes 625.5 of 610.25 us
-    shelf.promote(shape_of(4, 32, 65536), configs[2])
+    shelf.promote(shape_of(4, 36, 65536), configs[2])
     snapshot = parse_snapshot(client.get("/v1/snapshots/NVIDIA H200").content)
     assert len(snapshot.champions) == 3
     answers = {}
-    for asked in (*MATCHES, shape_of(1, 150, 8192), shape_of(4, 32, 60000), shape_of(4, 32, 32768)):
+    for asked in (*MATCHES, shape_of(1, 150, 8192), shape_of(4, 36, 60000), shape_of(4, 36, 32768)):
         body = client.get(URL, params=helpers.query(asked, "NVIDIA H200")).json()
         found = find(snapshot.champions, asked, helpers.H200)
         told = (found.match, found.expected_regret, found.reason, to_json(found.config))
@@ -100,7 +100,7 @@ def test_a_launcher_answers_from_the_snapshot_as_the_service_does(client, shelf,
     assert answers[shape_of(1, 80, 8192)] == ("nearest", 1.0125)
     # nearest to a shape where nearest answers cost more than the default: the next one answers
     assert answers[shape_of(1, 150, 8192)] == ("nearest", NEAREST_REGRET)
-    assert answers[shape_of(4, 32, 60000)] == ("bucket", NEAREST_REGRET)
+    assert answers[shape_of(4, 36, 60000)] == ("bucket", NEAREST_REGRET)
 
 
 def test_the_answer_is_that_of_match_find(client, shelf, helpers):
