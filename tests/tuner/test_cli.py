@@ -18,10 +18,12 @@ from sqlalchemy import func
 from sqlalchemy import select
 
 from kdatune_kernels.snapshot import parse_snapshot
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import from_json
 from kdatune_kernels.spec import parse_shape
+from kdatune_kernels.spec import to_json
 from kdatune_tuner.store import queries
 from kdatune_tuner.store.engine import open_engine
 from kdatune_tuner.store.engine import reading
@@ -209,6 +211,14 @@ def test_resolve_shows_the_layers_and_the_database(run: Run, replay: Run) -> Non
     assert "database" in shown.stdout
     known(run("resolve", "--gpu", "", "--shape", KEY), 2, "unknown GPU model ''")
     known(run("resolve", "--gpu", "x" * 500, "--shape", KEY), 2, "unknown GPU model")
+
+
+def test_resolve_shows_one_kernel_without_a_k1(run: Run) -> None:
+    asked = ("resolve", "--gpu", H200, "--shape", "N=1,H=132,T=8192")
+    assert json.loads(run(*asked, "--json").stdout)["config"] == to_json(FUSED)
+    lines = run(*asked).stdout.splitlines()
+    assert "k1: done by k2" in lines
+    assert lines[-1].startswith('k2: {"block_v"')
 
 
 def stored(environment: dict[str, str]) -> int:

@@ -106,7 +106,9 @@ def resolve(gpu: GpuOption, shape: OneShapeOption, kernel: KernelOption = "kda",
     console = out()
     console.print(table, markup=False)
     for stage in ("k1", "k2"):
-        console.print(f"{stage}: {canonical(getattr(used.config, stage))}", soft_wrap=True, markup=False)
+        inside = stage == "k1" and used.config.k2.fused
+        shown = "done by k2" if inside else canonical(getattr(used.config, stage))
+        console.print(f"{stage}: {shown}", soft_wrap=True, markup=False)
 
 
 def _database_if_any(stack: ExitStack, url: str) -> Engine | None:
