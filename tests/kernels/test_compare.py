@@ -123,7 +123,11 @@ def test_how_many_heads_are_compared_with_fp64(shape, heads):
 
 
 def test_summary():
-    rows = [{"speedup_vs_fla": 2.0, "fast_speedup_vs_fla": 3.0}, {"speedup_vs_fla": 8.0, "fast_speedup_vs_fla": 12.0}, {}]
+    rows = [
+        {"speedup_vs_fla": 2.0, "fast_speedup_vs_fla": 3.0},
+        {"speedup_vs_fla": 8.0, "fast_speedup_vs_fla": 12.0},
+        {},
+    ]
     assert compare.summary(rows, ["flash_kda", "fla"]) == {
         "geomean_vs_fla": 4.0, "least_vs_fla": 2.0, "fast_geomean_vs_fla": 6.0, "fast_least_vs_fla": 3.0,
     }  # fmt: skip
