@@ -27,6 +27,7 @@ FUSED = LaunchConfig(K1Config(), K2Config(variant="fused"))
 _FUSED_SMEM_BYTES = 223_800
 
 MAX_SEGMENTS = 64
+_SEARCHED_SEGMENTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SEGMENTS_PER_SM = 8
 
 # Legal values a field. The search walks `k1_configs` / `k2_configs`, a subset of the product of these.
@@ -317,7 +318,7 @@ def k2_configs() -> Iterator[K2Config]:
 
 def segmented_k2_configs() -> Iterator[K2Config]:
     """Every K2 config by segments that the search considers, in a fixed order: few base configs, which hardly matter."""
-    for segments in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32):
+    for segments in _SEARCHED_SEGMENTS:
         for tile, stages_in in (("64", 4), ("64r128", 4), ("128c2", 5)):
             yield replace(_ws(tile, stages_in, 1, True, 2), segments=segments)
         for block_v in (32, 64):
@@ -423,8 +424,8 @@ def _hopper(variant: K1Variant, tile: str, segments: int) -> LaunchConfig:
 
 # us on an H200: what a pass takes besides its steps; a chunk of pass A (256 rows an SM), of pass C and of the serial K2 with
 # 64 and with 128 rows an SM; a segment of pass B. Of the recorded shapes the pick is within 4 % of the best timed.
-_PASS_US = {"serial": 4.0, "A": 8.6, "B": 2.4, "C": 5.0}
-_A_CHUNK_US, _CHUNK_64_US, _CHUNK_128_US, _B_SEGMENT_US = 0.95, 0.4, 0.66, 1.6
+_PASS_US = {"serial": 4.0, "A": 3.6, "B": 2.4, "C": 3.5}
+_A_CHUNK_US, _CHUNK_64_US, _CHUNK_128_US, _B_SEGMENT_US = 0.87, 0.4, 0.58, 2.3
 _B_CTAS_PER_CHAIN = 8
 # A CTA costs about eight chunks of its own, which counts for sequences much shorter than the longest.
 _CTA_CHUNKS = 8
@@ -436,9 +437,9 @@ def default_segments(shape: Shape, gpu: Gpu) -> int:
     if shape.chains * 2 > gpu.sm_count or (shape.K, shape.V) != (128, 128):
         return 1
     # what a model promises for sequences of unlike lengths is worth less
-    serial_us = _segmented_us(shape, gpu, 1) * (0.85 if shape.varlen else 0.92)
+    serial_us = _segmented_us(shape, gpu, 1) * (0.8 if shape.varlen else 0.85)
     fit = min(MAX_SEGMENTS, 2 * gpu.sm_count // shape.chains, shape.longest // (4 * CHUNK_TOKENS))
-    times = {segments: _segmented_us(shape, gpu, segments) for segments in range(2, fit + 1)}
+    times = {segments: _segmented_us(shape, gpu, segments) for segments in _SEARCHED_SEGMENTS if segments <= fit}
     best = min(times, key=times.__getitem__, default=1)
     return best if best > 1 and times[best] < serial_us else 1
 
