@@ -166,7 +166,7 @@ def test_one_stage_alone_is_compared_with_the_default_of_two_kernels(sweep, engi
 
 def test_a_sum_of_parts_does_not_replace_it(sweep, engine: Engine) -> None:
     """The fused default was measured end to end; the pair of two kernels was not, and its parts add up to less."""
-    tuned = tune(engine, sweep(305.0, split_us=None))
+    tuned = tune(engine, sweep(320.0, split_us=None))
     assert tuned.pairs[SPLIT].estimated
     assert tuned.served == FUSED
     assert tuned.promotion.reason == "the first champion: the default itself is the best"
@@ -187,6 +187,8 @@ def test_a_rolled_back_one_does_not_come_back_and_history_keeps_it(sweep, engine
 def test_a_fused_champion_seeds_no_stage(sweep, engine: Engine) -> None:
     tune(engine, sweep(250.0))
     newer = sweep(250.0, build_of=sweep(250.0), name="newer.gz")
+    tuner = Tuner(engine, newer, Options())
+    assert tuner._seeds(Ledger(engine, newer, FULL), FULL) == [SPLIT]
     tuned = tune(engine, newer, trials=1)
     assert [list(tuned.stages[k].results) for k in ("k1", "k2")] == [[SPLIT.k1], [SPLIT.k2]]
     assert tuned.promotion.reason == "the champion is confirmed with today's build"
@@ -201,6 +203,7 @@ def champion(shape: Shape, config: LaunchConfig) -> Champion:
     [
         (FULL, FUSED, shape_of(1, 128, 4096), FUSED),
         (FEW, FUSED, shape_of(1, 64, 4096), FUSED),  # it won where the default is two kernels: whole, too
+        (FEW, FUSED, shape_of(1, 64, 1024), FUSED),  # with another K1 as default
         (FEW, FUSED, shape_of(1, 63, 8192), None),
         (FULL, FUSED, FEW, None),  # one kernel instead of two is slower there
         (FULL, FUSED, shape_of(1, 128, 4096, V=256), None),  # not legal, nor near
