@@ -40,6 +40,7 @@ from kdatune_kernels.recurrence_sm90 import _hand_over
 
 RING, STAGES_V, STAGES_OUT = gl.constexpr(3), gl.constexpr(4), gl.constexpr(2)
 """Groups in the ring (one in flight, one in the making, one being eaten), chunks of v and of o in flight: 222 KB."""
+PRIVATE_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "_reinterpret"))  # its name in Triton 3.6
 MAXNREG = 168
 """Registers a thread starts with: they size the pool that the partitions share out, all 65,536."""
 PREPARE_REGS, IO_REGS = gl.constexpr(216), gl.constexpr(32)
@@ -119,6 +120,15 @@ ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 1, 1, 8], [1, 1, 16, 2], [4, 1, 
 
 
 @gluon.jit
+def _as(memory, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same shared memory seen as another type, shape and layout."""
+    if PRIVATE_REINTERPRET:
+        return memory._reinterpret(dtype, shape, layout)
+    else:
+        return memory.reinterpret(dtype, shape, layout)
+
+
+@gluon.jit
 def _afresh(x):
     """x (int32), but what is computed from it is computed here: hoisted out of the loops, it is spilled by ptxas."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
@@ -134,8 +144,8 @@ def _span(spans, chain, H):
 @gluon.jit
 def _load_partition(q_d, k_d, g_d, kq_s, kr_s, raw, empty, spans, H, chains, ctas, GROUP: gl.constexpr):
     # A [32, 128] tile in memory: k left, q left, k right, q right, each [16, 64].
-    pieces = kq_s._reinterpret(gl.bfloat16, [RING * 16, 16, 64], k_d.layout)
-    gates = kr_s._reinterpret(gl.bfloat16, [RING * 4, 16, 128], g_d.layout)
+    pieces = _as(kq_s, gl.bfloat16, [RING * 16, 16, 64], gl.constexpr(k_d.layout))
+    gates = _as(kr_s, gl.bfloat16, [RING * 4, 16, 128], gl.constexpr(g_d.layout))
     slot = 0
     phase = 1
     for chain in range(gl.program_id(0), chains, ctas):
@@ -281,12 +291,12 @@ def _prepare_partition(
     SCALE: gl.constexpr = AI_SCALE if TILE == gl.float16 else 1.0
     KIND: gl.constexpr = kq_s.dtype
     EXACT: gl.constexpr = KIND == TILE
-    raw_ring = kq_s._reinterpret(gl.bfloat16, [RING, 4, 2, 16, K], KQ_GROUP)
-    kq_ring = kq_s._reinterpret(KIND, [RING, 4, 2, 16, K], KQ_GROUP)
-    gate_ring = kr_s._reinterpret(gl.bfloat16, [RING, 4, 16, K], KR_GROUP)
-    kr_ring = kr_s._reinterpret(TILE, [RING, 4, 16, K], KR_GROUP)
-    ai_ring = ai_s._reinterpret(TILE, [RING, 4, 2, 16, 16], AI_GROUP)
-    dec_ring = dec_s._reinterpret(gl.float32, [RING, 4, K], DEC_GROUP)
+    raw_ring = _as(kq_s, gl.bfloat16, [RING, 4, 2, 16, K], gl.constexpr(KQ_GROUP))
+    kq_ring = _as(kq_s, KIND, [RING, 4, 2, 16, K], gl.constexpr(KQ_GROUP))
+    gate_ring = _as(kr_s, gl.bfloat16, [RING, 4, 16, K], gl.constexpr(KR_GROUP))
+    kr_ring = _as(kr_s, TILE, [RING, 4, 16, K], gl.constexpr(KR_GROUP))
+    ai_ring = _as(ai_s, TILE, [RING, 4, 2, 16, 16], gl.constexpr(AI_GROUP))
+    dec_ring = _as(dec_s, gl.float32, [RING, 4, K], gl.constexpr(DEC_GROUP))
     key = gl.arange(0, K, layout=gl.SliceLayout(0, gl.SliceLayout(1, COLS)))
     column = (key & 71) | ((key >> 2) & 8) | ((key & 24) << 1)  # `_key` backwards
     gate_chunk = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(2, COLS)))[:, None, None]
