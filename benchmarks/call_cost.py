@@ -1,10 +1,11 @@
 """What a whole chunk_kda call costs the CPU, in us, by part: checks, look-up, workspace, the bound launches. Target: <= 60 us.
 
 python benchmarks/call_cost.py            on a CUDA card: the launches are real, and timed without waiting for the card
-python benchmarks/call_cost.py --fake     anywhere: CPU tensors, and a launch that does nothing in the kernels' place
+python benchmarks/call_cost.py --fake     anywhere: CPU tensors, an H200's kernels, and a driver that does nothing in its place
                         ... --json       one JSON document on stdout, times in us
 
-With --fake the host's own part is what it is on a card, but for descriptors and Triton's launcher, which need one.
+With --fake all Python is what it is on an H200: the kernels are compiled for sm_90, Triton binds their arguments and calls its
+launcher. Missing are torch's CUDA allocator, the encoding of descriptors and the launch itself.
 """
 
 import argparse
@@ -15,28 +16,50 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+from triton.backends.nvidia import driver as nvidia
 
 from kdatune_kernels import inputs
 from kdatune_kernels import kda
 from kdatune_kernels import launch
-from kdatune_kernels import prepare
-from kdatune_kernels import recurrence
 from kdatune_kernels.kda import chunk_kda
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
+from kdatune_kernels.spec import gpu_of
 from kdatune_kernels.spec import shape_of
 
 TARGET_US = 60.0
 
 
-class Fake:
-    """In a kernel's place: takes a grid and arguments, and does nothing."""
+H200 = gpu_of("NVIDIA H200", "9.0", 132, 141 << 30, 50 << 20)
 
-    def __getitem__(self, _grid: object) -> Callable[..., None]:
-        return lambda *_args, **_kwargs: None
+
+class NoCard(nvidia.CudaDriver):
+    """Triton's driver of an H200, as far as a launch asks it, without one: what is loaded or launched goes nowhere."""
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(
+            load_binary=lambda *_args: ("module", 0, 0, 0, 1024),
+            get_device_properties=lambda _device: {"max_shared_mem": H200.smem_per_block_bytes},
+            fill_tma_descriptor=lambda *_args: None,
+        )
+        self.launcher_cls = nvidia.CudaLauncher
+        self.get_device_capability = lambda _device: (9, 0)
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda _device: 0
+
+
+def without_a_card() -> None:
+    """Let calls with CPU tensors launch an H200's kernels into nothing. Knows the launch path of Triton 3.6 only."""
+    inputs.INTERPRET = True  # CPU tensors pass the checks
+    kda._gpu = lambda _device: H200
+    launch._processors = lambda _device: H200.sm_count
+    nvidia.library_dirs = list
+    nvidia.compile_module_from_src = lambda **_source: SimpleNamespace(launch=lambda *_args: None)
+    triton.runtime.driver.set_active(NoCard())
 
 
 def median_us(call: Callable[[], object], rounds: int = 300, inner: int = 20) -> float:
@@ -94,8 +117,8 @@ def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
     problem = fold()
     o = torch.empty_like(v).view(tokens, heads, 128)
     card = kda._gpu(q.device)
-    config = default_config(shape_of(1, heads, tokens), card)
-    make = functools.partial(launch.workspace, tables, heads, 128, True, q.device)
+    config = split_default(shape_of(1, heads, tokens), card)
+    make = functools.partial(launch.workspace, tables, heads, 128, "fp16", q.device)
     ws = make()
     k1, k2 = launch.k1_call(problem, ws, config.k1), launch.k2_call(problem, ws, o, None, config.k2)
     key = ("call_cost", q.device, 1, q.shape[2], heads, 128, 128, q.dtype, tokens, False, None, None, False, False)
@@ -139,14 +162,12 @@ def main() -> None:
     args = parser.parse_args()
     device = "cpu" if args.fake else "cuda"
     if args.fake:
-        inputs.INTERPRET = True  # CPU tensors pass the checks; nothing is launched on them
-        prepare.prepare_kernel = prepare.plan_kernel = prepare.dense_plan_kernel = Fake()
-        recurrence.recurrence_kernel = Fake()
+        without_a_card()
     elif not torch.cuda.is_available():
         sys.exit("no CUDA card is visible; --fake measures the host's part without one")
     whole, pieces = measure(device, args.tokens, args.heads, args.sequences)
     met = max(whole.values()) <= TARGET_US
-    where = "a launch that does nothing" if args.fake else torch.cuda.get_device_name()
+    where = "an H200's kernels, launched into nothing" if args.fake else torch.cuda.get_device_name()
     if args.json:
         document = {
             "where": where,

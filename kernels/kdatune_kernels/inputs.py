@@ -30,23 +30,23 @@ def check_options(
     cp_context: object,
 ) -> None:
     """Raise NotImplementedError, naming the option, for what these kernels do not do; nothing is silently ignored."""
-    needed = {
-        "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
-        "use_gate_in_kernel": use_gate_in_kernel,
-        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-    }
-    for name, value in needed.items():
-        if not value:
-            raise NotImplementedError(f"{name}=False is not supported: pass raw inputs and {name}=True")
-    refused = {
-        "allow_neg_eigval": allow_neg_eigval,
-        "disable_recompute": disable_recompute,
-        "return_intermediate_states": return_intermediate_states,
-        "cp_context": cp_context is not None,
-    }
-    for name, value in refused.items():
-        if value:
-            raise NotImplementedError(f"{name} is not supported by this inference forward; leave it at its default")
+    if not (use_qk_l2norm_in_kernel and use_gate_in_kernel and use_beta_sigmoid_in_kernel):
+        needed = {
+            "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
+            "use_gate_in_kernel": use_gate_in_kernel,
+            "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
+        }
+        name = next(name for name, value in needed.items() if not value)
+        raise NotImplementedError(f"{name}=False is not supported: pass raw inputs and {name}=True")
+    if allow_neg_eigval or disable_recompute or return_intermediate_states or cp_context is not None:
+        refused = {
+            "allow_neg_eigval": allow_neg_eigval,
+            "disable_recompute": disable_recompute,
+            "return_intermediate_states": return_intermediate_states,
+            "cp_context": cp_context is not None,
+        }
+        name = next(name for name, value in refused.items() if value)
+        raise NotImplementedError(f"{name} is not supported by this inference forward; leave it at its default")
     if lower_bound is None:
         raise NotImplementedError(
             "lower_bound=None (the softplus gate) is not supported; pass a lower_bound in [-5, 0)"
@@ -91,9 +91,15 @@ def check_tensors(
 
     g may have gate_dtypes besides q's; initial_state holds `states` states, None: one a sequence.
     """
-    named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    optional = {"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
-    present = {**named, **{n: x for n, x in optional.items() if x is not None}}
+    present = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    if A_log is not None:
+        present["A_log"] = A_log
+    if dt_bias is not None:
+        present["dt_bias"] = dt_bias
+    if initial_state is not None:
+        present["initial_state"] = initial_state
+    if cu_seqlens is not None:
+        present["cu_seqlens"] = cu_seqlens
     for name, x in present.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -106,55 +112,65 @@ def check_tensors(
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     if H < 1 or HV < 1 or HV % H:
         raise ValueError(f"v has HV={HV} heads and q has H={H}: HV must be a multiple of H, both at least 1")
-    _shaped("k", k, [B, T, H, K], "[B, T, H, K] as q")
-    _shaped("v", v, [B, T, HV, V], "[B, T, HV, V]")
-    _shaped("g", g, [B, T, HV, K], "[B, T, HV, K]")
-    _shaped("beta", beta, [B, T, HV], "[B, T, HV]")
+    _shaped("k", k, (B, T, H, K), "[B, T, H, K] as q")
+    _shaped("v", v, (B, T, HV, V), "[B, T, HV, V]")
+    _shaped("g", g, (B, T, HV, K), "[B, T, HV, K]")
+    _shaped("beta", beta, (B, T, HV), "[B, T, HV]")
     if K not in key_sizes:
         raise NotImplementedError(f"q has K={K}; K is supported in {', '.join(map(str, key_sizes))}")
     if V not in value_sizes:
         raise NotImplementedError(f"v has V={V}; V is supported in {', '.join(map(str, value_sizes))}")
-    _check_dtypes(named, gate_dtypes)
+    _check_dtypes(q, k, v, g, beta, gate_dtypes)
     if A_log is not None:
-        _shaped("A_log", A_log, [HV], "[HV]")
+        _shaped("A_log", A_log, (HV,), "[HV]")
         _typed("A_log", A_log, torch.float32)
     if dt_bias is not None:
         _typed("dt_bias", dt_bias, torch.float32)
-        if list(dt_bias.shape) not in ([HV, K], [HV * K]):
+        if dt_bias.shape not in ((HV, K), (HV * K,)):
             raise ValueError(f"dt_bias must be [HV, K] or [HV * K], not {list(dt_bias.shape)} with HV={HV}, K={K}")
     if initial_state is not None:
-        sizes, text = ([V, K], "[N, HV, V, K]") if state_v_first else ([K, V], "[N, HV, K, V]")
-        _shaped("initial_state", initial_state, [N if states is None else states, HV, *sizes], text)
+        sizes, text = ((V, K), "[N, HV, V, K]") if state_v_first else ((K, V), "[N, HV, K, V]")
+        _shaped("initial_state", initial_state, (N if states is None else states, HV, *sizes), text)
         _typed("initial_state", initial_state, *state_dtypes)
     check_devices(present)
 
 
-def _check_dtypes(named: dict[str, torch.Tensor], gate_dtypes: tuple[torch.dtype, ...]) -> None:
-    dtype = named["q"].dtype
-    for name in ("q", "k", "v", "g"):
-        x = named[name].dtype
+def _check_dtypes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    gate_dtypes: tuple[torch.dtype, ...],
+) -> None:
+    dtype = q.dtype
+    for name, x in (("q", dtype), ("k", k.dtype), ("v", v.dtype), ("g", g.dtype)):
+        if x is dtype and x in INPUT_DTYPES:
+            continue
         if x not in INPUT_DTYPES and not (name == "g" and x in gate_dtypes):
             raise NotImplementedError(f"{name} is {x}; {' and '.join(map(str, INPUT_DTYPES))} are supported")
         if x != dtype and not (name == "g" and x in gate_dtypes):
             raise TypeError(f"{name} is {x}, q is {dtype}: q, k, v and g must share one dtype")
-    if named["beta"].dtype not in (dtype, torch.float32):
-        raise NotImplementedError(f"beta is {named['beta'].dtype}; q's {dtype} and torch.float32 are supported")
+    if beta.dtype not in (dtype, torch.float32):
+        raise NotImplementedError(f"beta is {beta.dtype}; q's {dtype} and torch.float32 are supported")
 
 
 def check_devices(present: dict[str, torch.Tensor]) -> None:
     """Raise unless all tensors are on the device of q, which kernels run on, and none wants a gradient."""
-    q = present["q"]
+    device = present["q"].device
+    grad = torch.is_grad_enabled()
     for name, x in present.items():
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}: all tensors must share one device")
-        if torch.is_grad_enabled() and x.requires_grad:
+        if x.device != device:
+            raise ValueError(f"{name} is on {x.device}, q is on {device}: all tensors must share one device")
+        if grad and x.requires_grad:
             raise NotImplementedError(
                 f"{name} requires grad; this is an inference forward: call it under torch.no_grad()"
             )
-    if q.device.type == "cpu" and not INTERPRET:
+    kind = device.type
+    if kind == "cpu" and not INTERPRET:
         raise ValueError("q is on the cpu; move the tensors to a CUDA device (or set TRITON_INTERPRET=1 before import)")
-    if q.device.type not in ("cuda", "cpu"):
-        raise ValueError(f"q is on {q.device}; only CUDA devices are supported")
+    if kind not in ("cuda", "cpu"):
+        raise ValueError(f"q is on {device}; only CUDA devices are supported")
 
 
 def check_checkpoints(
@@ -178,9 +194,9 @@ def check_checkpoints(
         raise ValueError(f"checkpoint_tokens must be a multiple of {CHUNK_TOKENS} up to 2^62, not {tokens!r}")
 
 
-def _shaped(name: str, x: torch.Tensor, shape: list[int], text: str) -> None:
-    if list(x.shape) != shape:
-        raise ValueError(f"{name} must be {text}, here {shape}, not {list(x.shape)}")
+def _shaped(name: str, x: torch.Tensor, shape: tuple[int, ...], text: str) -> None:
+    if x.shape != shape:
+        raise ValueError(f"{name} must be {text}, here {list(shape)}, not {list(x.shape)}")
 
 
 def _typed(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> None:
@@ -288,17 +304,23 @@ def fold(
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """[B, T, heads, size] as [B * T, heads, size] with packed heads and rows the kernels can read 16 bytes at a time."""
     B, T, heads, size = x.shape
+    aligned = x.data_ptr() % 16 == 0
+    if aligned and x.is_contiguous():
+        return x.view(B * T, heads, size)
     sb, st, sh, se = x.stride()
     # A stride of a dimension of one element says nothing.
     st = heads * size if T == 1 else st
     readable = se == 1 and (heads == 1 or sh == size) and (B == 1 or sb == T * st)
-    if not readable or st % 16 or st < heads * size or x.data_ptr() % 16:
-        return x.contiguous().view(B * T, heads, size)
+    if not readable or st % 16 or st < heads * size or not aligned:
+        copied = x.contiguous() if aligned else x.clone(memory_format=torch.contiguous_format)
+        return copied.view(B * T, heads, size)
     return x.as_strided((B * T, heads, size), (st, size, 1))
 
 
 def _beta_rows(beta: torch.Tensor) -> torch.Tensor:
     B, T, heads = beta.shape
+    if beta.is_contiguous():
+        return beta.view(B * T, heads)
     sb, st, sh = beta.stride()
     if B > 1 and sb != T * st:
         return beta.contiguous().view(B * T, heads)

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import replace
 from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
@@ -251,10 +250,10 @@ def _shape(
 def _run(call: _Call, config: LaunchConfig) -> None:
     p = call.problem
     precision = call.precision or config.precision
-    # fused, no tile leaves the SM: an empty workspace says of what type they are
-    tables = replace(p.tables, chunks=0) if config.k2.fused else p.tables
-    ws = launch.workspace(tables, p.heads, p.q.shape[2], precision, call.o.device)
-    if not config.k2.fused:
+    if config.k2.fused:  # no tile leaves the SM
+        ws = launch.types_only(p.q.shape[2], precision, call.o.device)
+    else:
+        ws = launch.workspace(p.tables, p.heads, p.q.shape[2], precision, call.o.device)
         launch.run_k1(p, ws, config.k1)
     if call.checkpoints is None or call.checkpoint_tokens is None:
         launch.run_k2(p, ws, call.o, call.ht, config.k2)

@@ -122,6 +122,13 @@ def workspace(tables: ChunkTables, heads: int, K: int, precision: Precision, dev
     )
 
 
+@functools.lru_cache(maxsize=64)
+def types_only(K: int, precision: Precision, device: torch.device) -> Workspace:
+    """A workspace of no tile, which says of what type they are: all that the fused kernel needs of one."""
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    return workspace(ChunkTables(nothing.view(0, 4), nothing, nothing, 0, 0), 1, K, precision, device)
+
+
 _DENSE_KEPT = 4096
 _dense: dict[tuple[int, int, torch.device], ChunkTables] = {}
 
@@ -154,7 +161,7 @@ def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTable
 
 def _empty_tables(sequences: int, chunks: int, device: torch.device) -> ChunkTables:
     table = torch.empty(4 * sequences + 2 * chunks, dtype=torch.int32, device=device)
-    spans, token, length = table.split((4 * sequences, chunks, chunks))
+    spans, token, length = table.split_with_sizes((4 * sequences, chunks, chunks))
     return ChunkTables(spans.view(sequences, 4), token, length, sequences, chunks)
 
 
@@ -238,7 +245,7 @@ def k1_call(problem: Problem, ws: Workspace, config: K1Config) -> Callable[[], A
         )  # fmt: skip
     layout = _plain_layout(config.swizzle_bytes)
     box = [CHUNK_TOKENS, K]
-    descriptors = [_descriptor(flat(x), box, layout) for x in (p.q, p.k, p.g)]
+    descriptors = [_descriptor(x, box, layout) for x in (p.q, p.k, p.g)]
     descriptors += [_descriptor(x, box, layout) for x in (ws.KQ.view(torch.bfloat16), ws.KG.view(torch.bfloat16))]
     return functools.partial(
         prepare_sm90.prepare_tma[(tables.chunks * heads,)],
@@ -291,8 +298,8 @@ def chains_call(
         described(ws.KG, CHUNK_TOKENS, K),
         described(ws.AI, 2 * CHUNK_TOKENS, CHUNK_TOKENS),
         described_decay(ws.DEC),
-        described(flat(p.v), CHUNK_TOKENS, config.block_v),
-        described(flat(o), CHUNK_TOKENS, config.block_v),
+        described(p.v, CHUNK_TOKENS, config.block_v),
+        described(o, CHUNK_TOKENS, config.block_v),
     )
     register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     return functools.partial(
@@ -312,17 +319,22 @@ def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tenso
 
     p, tables, heads = problem, problem.tables, problem.heads
     chains = tables.sequences * heads
-    ctas = min(chains, torch.cuda.get_device_properties(o.device).multi_processor_count)
+    ctas = min(chains, _processors(o.device))
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else p.dt_bias for x in (p.h0, ht))
     return functools.partial(
         fused_sm90.kda_fused[(ctas,)],
-        *(described(flat(x), CHUNK_TOKENS, 64) for x in (p.q, p.k)),
-        *(described(flat(x), CHUNK_TOKENS, 128) for x in (p.g, p.v, o)),
+        *(described(x, CHUNK_TOKENS, 64) for x in (p.q, p.k)),
+        *(described(x, CHUNK_TOKENS, 128) for x in (p.g, p.v, o)),
         o, h0_ptr, ht_ptr, p.beta, p.A_log, p.dt_bias, tables.spans, p.beta.stride(0), p.beta.stride(1), heads, chains, ctas,
         p.lower_bound * LOG2E.value, p.scale, GROUP=heads // p.q.shape[1], HALF=ws.half, EXACT=ws.exact,
         HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, num_warps=4, maxnreg=fused_sm90.MAXNREG,
     )  # fmt: skip
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
@@ -331,7 +343,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def described(x: torch.Tensor, *box: int) -> Any:
-    """A matrix as a TMA descriptor of 16-bit boxes in the layout that wgmma reads."""
+    """A matrix, or rows as `flat` takes them, as a TMA descriptor of 16-bit boxes in the layout that wgmma reads."""
     return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
 
 
@@ -340,10 +352,36 @@ def described_decay(dec: torch.Tensor) -> Any:
     return _descriptor(dec, [1, dec.shape[1]], _decay_layout())
 
 
+_checked: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
+
+
 def _descriptor(x: torch.Tensor, box: list[int], layout: Any) -> Any:
+    """A TMA descriptor of a matrix. Triton checks the first of each type, box and layout; a later one differs by its matrix.
+
+    What Triton asks of a matrix is asked here, too, and one that fails is left to Triton's own words.
+    """
+    rows, columns, *size = x.shape
+    step, *_, unit = x.stride()
+    if size:
+        columns *= size[0]
+    known = _checked.get((x.dtype, *box, id(layout)))
+    if known is None or not rows or not columns or step % 8 or unit != 1 or x.data_ptr() % 16:
+        return _checked_descriptor(flat(x) if size else x, box, layout)
+    kind, fields = known
+    made = object.__new__(kind)
+    # Of its base, Triton reads the pointer and the type only.
+    made.__dict__ = {"base": x, "shape": (rows, columns), "strides": (step, 1), **fields}
+    return made
+
+
+def _checked_descriptor(x: torch.Tensor, box: list[int], layout: Any) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(x, box, layout)
+    made = TensorDescriptor.from_tensor(x, box, layout)
+    # Without the matrix, which must not outlive its call; with the layout, so that its id stays its own.
+    fields = {name: value for name, value in vars(made).items() if name not in ("base", "shape", "strides")}
+    _checked[(x.dtype, *box, id(layout))] = (type(made), fields)
+    return made
 
 
 @functools.cache
