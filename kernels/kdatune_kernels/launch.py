@@ -160,8 +160,10 @@ def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTable
 
 
 def _empty_tables(sequences: int, chunks: int, device: torch.device) -> ChunkTables:
-    table = torch.empty(4 * sequences + 2 * chunks, dtype=torch.int32, device=device)
-    spans, token, length = table.split_with_sizes((4 * sequences, chunks, chunks))
+    # Each part begins on 16 bytes: Triton compiles a kernel once more for a pointer that does not, 1 s of a packed call.
+    rest = -chunks % 4
+    table = torch.empty(4 * sequences + 2 * (chunks + rest), dtype=torch.int32, device=device)
+    spans, token, _, length, _ = table.split_with_sizes((4 * sequences, chunks, rest, chunks, rest))
     return ChunkTables(spans.view(sequences, 4), token, length, sequences, chunks)
 
 

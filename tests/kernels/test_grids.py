@@ -77,3 +77,14 @@ def test_chunks_that_do_not_fill_a_program_get_one_more(problem, monkeypatch):
     for count in (1, 2, 4):
         launch.run_k1(problem, ws, replace(K1Config(), chunks_per_program=count))
     assert kernel.grids == [(2050 * 32,), (1025 * 32,), (513 * 32,)]
+
+
+def test_every_chunk_table_begins_on_16_bytes(device):
+    """Triton compiles a kernel for pointers that do and once more for those that do not."""
+    packed = ((256, 75), (1,), (16, 17, 0, 5), (300,) * 7)
+    made = [launch.packed_tables(torch.tensor([0, *x], device=device).cumsum(0), sum(x)) for x in packed]
+    made += [launch.dense_tables(n, tokens, device, capturing=True) for n, tokens in ((1, 16), (3, 20), (5, 170))]
+    for tables in made:
+        parts = (tables.spans, tables.token, tables.length)
+        assert [x.data_ptr() % 16 for x in parts] == [0, 0, 0]
+        assert [len(x) for x in parts] == [tables.sequences, tables.chunks, tables.chunks]
