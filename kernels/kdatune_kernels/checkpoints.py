@@ -1,4 +1,4 @@
-"""States at checkpoints, from the kernels as they are: K1 once, K2 anew from every checkpoint to the next.
+"""States at checkpoints, from the kernels as they are: K1 once, K2 anew from every checkpoint to the next; fused, both anew.
 
 K2 starts any number of chunks at any chunk of a sequence (its spans say which), and its start and end states are fp32: a run
 that is cut gives the same bits as one that is not.

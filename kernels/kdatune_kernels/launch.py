@@ -1,4 +1,4 @@
-"""From checked tensors and a LaunchConfig to the two kernel launches: chunk tables, workspace, descriptors, grids."""
+"""From checked tensors and a LaunchConfig to the launches: chunk tables, workspace, descriptors, grids."""
 
 import functools
 import logging

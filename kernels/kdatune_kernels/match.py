@@ -182,7 +182,7 @@ def _too_far(
 ) -> str | None:
     """Why the default is the better answer although the champion is near; None where it is not."""
     # Across the boundary of a wave a K2 winner is 1.30x off on an H200 (H 64 and H 96 T 8192), with the segments of
-    # twice as many chains 1.20x and 1.27x; K1 and K2 as one kernel take 1/1.17 of two at 128 chains and 1/0.68 at 64.
+    # twice as many chains 1.20x and 1.27x; K1 and K2 as one kernel take 1/1.13 of two at 128 chains and 1/0.68 at 64.
     if champion.default.k2 != default.k2 or (not answer.k2.fused and champion.split_default.k2 != split.k2):
         return "it runs in other waves or segments"
     if answer.k2.fused and answer != default and shape.chains != champion.shape.chains:
@@ -202,7 +202,7 @@ def _reason(rank: int, distance: float, champion: Champion, answer: LaunchConfig
     told = ("tuned for this shape", f"tuned for {key}, the same bucket", f"tuned for {key}, {distance:.2f} away")[rank]
     stages = [name for name in ("k1", "k2") if getattr(answer, name) != getattr(champion.config, name)]
     if stages:
-        return f"{told}; {' and '.join(stages)} by this shape's default"
+        return f"{told}; {' and '.join(stages)} by this shape's default of two kernels"
     return told
 
 

@@ -5,7 +5,8 @@ decides the config; only a key that is not known yet costs more, once.
 
 What is frozen: a key that has been resolved keeps its config in this process, whatever arrives in the background. A key
 that has not been resolved takes the newest snapshot known at that moment. Only `refresh` resolves anew (and, beyond
-MAX_KEYS keys, the oldest are forgotten). A config in quarantine is replaced by the default everywhere, for good.
+MAX_KEYS keys, the oldest are forgotten). A config in quarantine is replaced by the default everywhere, for good;
+the default in quarantine by two kernels, then by the plain ones.
 
 Inside CUDA-graph capture (`capturing=True`) nothing is started, read from the cache directory, waited for or locked. An
 answer given before the disk copy of the card has been read is used once and not kept.
@@ -177,7 +178,7 @@ class Resolver:
                 self._quarantined[pair] = reason
                 self._refusals.append(Demand(gpu.name, shape, 1, Refusal(config, reason)))
                 log.warning(
-                    "kdatune config of %s failed on %s and is in quarantine for this process; the default is used: %s",
+                    "kdatune config of %s failed on %s and is in quarantine for this process; another is used: %s",
                     shape.key(),
                     gpu.name,
                     reason,
@@ -240,7 +241,7 @@ class Resolver:
                 self._quarantined[kernel, config] = reason
                 self._refusals.append(Demand(gpu.name, wanted, 1, Refusal(config, reason), kernel))
                 log.warning(
-                    "kdatune config of %s %s failed on %s and is in quarantine for this process; the default is used: %s",
+                    "kdatune config of %s %s failed on %s and is in quarantine for this process; another is used: %s",
                     kernel,
                     wanted.key(),
                     gpu.name,

@@ -46,7 +46,7 @@ def lengths_of(shape: Shape) -> tuple[int, ...]:
 
 def is_packed(shape: Shape) -> bool:
     """Whether the shape's sequences lie packed with their ends beside them; a dense batch has equal ones."""
-    return shape.varlen or shape.N == 0 or shape.T % shape.N != 0
+    return shape.varlen or shape.T % shape.N != 0
 
 
 def _share(tokens: int, parts: int) -> tuple[int, ...]:

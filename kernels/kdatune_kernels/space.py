@@ -366,21 +366,23 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     return split_default(shape, gpu)
 
 
-# Split over fused, whole calls on an H200, fp16 precision: 1.17 to 1.26 at 0.97 (128 to 6,144 chains), 1.03 at 0.76, 1.02 to
+# Split over fused, whole calls on an H200, fp16 precision: 1.13 to 1.26 at 0.97 (128 to 6,144 chains), 1.03 at 0.76, 1.02 to
 # 0.97 at 0.73 (96 chains, T 1,024 to 8,192), 0.68 at 0.48 (64 chains). Sequences of unlike lengths: 1.03 at 0.76 (576 chains),
 # 0.89 at 0.68 (384).
 _FUSED_FROM = 0.75
-_ONE_LONG = 0.7
+_ONE_LONG = 0.72  # 64 columns won at 0.68 and lost at 0.76; between them nothing was measured
 
 
 def _fills(shape: Shape, gpu: Gpu) -> float:
     """The part of the SMs' time that the fused kernel uses, which gives every SM whole chains, one after another."""
+    waves = -(-shape.chains // gpu.sm_count)
     if shape.varlen:
         mean_tokens = shape.HV * shape.T / gpu.sm_count
         # how long the longest is, a launch with its offsets on the device does not know: twice the mean, then
         longest = min(shape.T, 2 * shape.longest) if shape.longest_tokens is None else shape.longest
-        return mean_tokens / (mean_tokens + 0.6 * max(longest, 1))
-    return shape.chains / (-(-shape.chains // gpu.sm_count) * gpu.sm_count)
+        # an SM takes at most `waves` chains, none longer than the longest: of like lengths that is what dense ones take
+        return max(mean_tokens / (mean_tokens + 0.6 * max(longest, 1)), mean_tokens / max(waves * longest, 1))
+    return shape.chains / (waves * gpu.sm_count)
 
 
 def split_default(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
@@ -408,7 +410,8 @@ def _preferred(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     # six sequences 240 against 251, but 386 against 312 at H 96); else 128 rows by two MMA partitions (H 96 T 8192: 315).
     # A segment is as good as a chain.
     one_wave = shape.chains * segments * 2 <= gpu.sm_count
-    one_long = shape.varlen and segments == 1 and _fills(shape, gpu) < _ONE_LONG
+    unlike = shape.varlen and shape.longest * shape.N > shape.T and shape.chains > gpu.sm_count
+    one_long = unlike and segments == 1 and _fills(shape, gpu) < _ONE_LONG
     tile = "64" if one_wave or one_long else "128c2"
     return _hopper("tma" if shape.chunk_tiles >= _TMA_FROM_TILES else "cp_async", tile, segments)
 

@@ -341,9 +341,9 @@ class K2Config:
 class LaunchConfig:
     """A whole launch: K1 and K2 and the precision of the tiles that pass between them.
 
-    k1: K1Config() where k2 is fused, and not launched. precision: "fp16" (default: fp16 tiles, scaled; values up to 6e4),
-    "fast" (the same range, larger errors on correlated keys) or "bf16" (any value range, larger errors everywhere). It is not
-    searched: it is chosen by the caller.
+    k1: K1Config() where k2 is fused, and not launched. precision: "fp16" (default: fp16 tiles, scaled; values and states up to
+    6e4), "fast" (values up to 6e4, larger errors on correlated keys) or "bf16" (any range, larger errors everywhere). It is
+    not searched: it is chosen by the caller.
     """
 
     k1: K1Config

@@ -252,7 +252,7 @@ def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request()
     assert there.k1 != here.k1
     found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", dataclasses.replace(tuned, k1=here.k1))
-    assert found.reason.endswith("; k1 by this shape's default")
+    assert found.reason.endswith("; k1 by this shape's default of two kernels")
     found = find([Champion(H200, have, there, 1, 628.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", here)
 

@@ -342,7 +342,7 @@ def test_a_config_that_failed_is_never_given_again(
     assert resolver.counters()["quarantined"] == 1
     (line,) = warnings(caplog)
     assert line.startswith("kdatune config of N=1,H=96,T=8192 failed on NVIDIA H200 and is in quarantine")
-    assert line.endswith("the default is used: out of resource: shared memory")
+    assert line.endswith("another is used: out of resource: shared memory")
     resolver.client.report()
     (told,) = [item["quarantined"] for item in service.demand() if "quarantined" in item]
     assert told == {"config": to_json(CONFIGS[3]), "reason": "out of resource: shared memory"}

@@ -260,6 +260,22 @@ def test_the_default_is_fused_where_that_fills_the_sms(N, H, T, rest, fused) -> 
     assert not any(default_config(shape, gpu).k2.fused for gpu in (None, A100, L40S, B200))
 
 
+@pytest.mark.parametrize(
+    ("N", "H", "T"), [(1, 96, 8192), (1, 96, 1024), (1, 128, 8192), (1, 160, 8192), (2, 64, 8192), (4, 32, 8192)]
+)
+def test_packed_sequences_of_like_lengths_have_the_default_of_dense_ones(N: int, H: int, T: int) -> None:
+    packed = shape_of(N, H, T, varlen=True, longest_tokens=T // N)
+    assert default_config(packed, H200) == default_config(shape_of(N, H, T), H200)
+
+
+def test_the_default_of_six_sequences_whose_longest_is_not_known() -> None:
+    known = shape_of(6, 64, 8192, varlen=True, longest_tokens=3063)
+    unknown = shape_of(6, 64, 8192, varlen=True)
+    assert default_config(unknown, H200) == default_config(known, H200)
+    assert default_config(unknown, H200).k2.block_v == 64
+    assert default_config(shape_of(6, 96, 8192, varlen=True), H200) == FUSED
+
+
 def test_the_fused_config_is_legal_whole_and_only_whole() -> None:
     assert config_ok(FUSED, SHAPE, H200) is None
     assert config_ok(FUSED.k1, SHAPE, H200) is None

@@ -57,7 +57,7 @@ def configs(draw: st.DrawFn) -> LaunchConfig:
     """Any config that can be written down, legal or not."""
     k1 = K1Config(**{name: draw(st.sampled_from(values)) for name, values in space.K1_LEGAL.items()})
     k2 = K2Config(**{name: draw(st.sampled_from(values)) for name, values in space.K2_LEGAL.items()})
-    return LaunchConfig(k1, k2, draw(st.sampled_from(("fp16", "bf16"))))
+    return LaunchConfig(k1, k2, draw(st.sampled_from(("fp16", "fast", "bf16"))))
 
 
 @settings(deadline=None)
