@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
+from typing import get_args
 
 import torch
 
@@ -21,6 +22,7 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 
+_PRECISIONS = get_args(Precision)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -125,6 +127,10 @@ def chunk_kda(
         raise NotImplementedError(
             f"final_state_dtype is {final_state_dtype}; torch.float32 and torch.bfloat16 are supported"
         )
+    if precision is not None and precision not in _PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; {', '.join(_PRECISIONS)} are supported")
+    if config is not None and not isinstance(config, LaunchConfig):
+        raise TypeError(f"config is a {type(config).__name__}, not a LaunchConfig")
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -249,7 +255,7 @@ def _shape(
 
 def _run(call: _Call, config: LaunchConfig) -> None:
     p = call.problem
-    precision = call.precision or config.precision
+    precision = config.precision if call.precision is None else call.precision
     if config.k2.fused:  # no tile leaves the SM
         ws = launch.types_only(p.q.shape[2], precision, call.o.device)
     else:

@@ -18,6 +18,7 @@ from kdatune_kernels import samples
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.kda import chunk_kda
 from kdatune_kernels.kda import on_device_of_q
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -367,3 +368,16 @@ def test_signature_is_flash_linear_attentions():
         "disable_recompute", "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu", "cp_context",
         "use_graph", "max_num_seqs",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["BF16", "half", "", torch.bfloat16, ["fast"], True])
+def test_an_unknown_precision_is_refused(precision, device):
+    for tokens in (16, 0):
+        with pytest.raises(ValueError, match="fp16, fast, bf16 are supported"):
+            call(samples.make((tokens,), 1, device=device), precision=precision)
+
+
+@pytest.mark.parametrize("config", [{}, "fused", FUSED.k2])
+def test_a_config_that_is_none_is_refused(config, device):
+    with pytest.raises(TypeError, match="not a LaunchConfig"):
+        call(samples.make((16,), 1, device=device), config=config)

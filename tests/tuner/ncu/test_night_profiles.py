@@ -11,6 +11,7 @@ from kdatune_kernels.spec import shape_of
 from kdatune_tuner import night_profiles
 from kdatune_tuner.backend_replay import ReplayBackend
 from kdatune_tuner.ledger import Ledger
+from kdatune_tuner.ncu import profiling
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.night_plan import Facts
 from kdatune_tuner.night_plan import Planner
@@ -31,7 +32,11 @@ def planner(backend: Backend) -> Planner:
     return Planner(backend, Facts(datetime(2026, 12, 1, tzinfo=UTC), [], [], [], {}, {}, (), None, 200, 30.0))
 
 
-def test_a_served_config_gets_its_counters_once(engine: Engine, make_sweep, make_ncu, answer, t8192) -> None:
+def test_a_served_config_gets_its_counters_once(
+    engine: Engine, make_sweep, make_ncu, answer, t8192, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the default at the time of the report
+    monkeypatch.setattr(profiling, "default_config", lambda *_: t8192.configs["default"])
     backend = make_sweep([100.0] * 13, [200.0] * 13)
     ledger = Ledger(engine, backend, t8192.shape)
     with ledger.run("kda", trigger="tune", sampler="tpe", trials=1, seconds=None, seed=0) as run:
