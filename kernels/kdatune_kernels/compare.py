@@ -29,6 +29,7 @@ from kdatune_kernels import samples
 from kdatune_kernels.errors import ShapeError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.resolve import launcher
+from kdatune_kernels.shape_sets import OURS
 from kdatune_kernels.shape_sets import PEER_NAMES
 from kdatune_kernels.shape_sets import SHAPE_SETS
 from kdatune_kernels.shape_sets import peers_of
@@ -111,8 +112,6 @@ def _both(outputs: tuple[torch.Tensor, torch.Tensor | None]) -> Outputs:
     return o, final
 
 
-OURS = ("ours", "default", "fast")
-"""What is ours in a row: the resolved config, the default, the resolved one in precision "fast"."""
 PEERS: dict[str, Peer] = {"flash_kda": flash_kda, "fla": fla}
 
 

@@ -82,7 +82,8 @@ def compile_config(
         # a segment starts from what pass B wrote, which is fp32
         fn, types, constants, options = _k2_source(config, precision, flags, state_bf16 and config.segments == 1)
         types |= {name: f"*{dtype}" for name in ("v", "o") if name in types}
-        constants |= {"V": V} if "V" in constants else {}
+        if "V" in constants:  # the fused kernel has its sizes written in
+            constants["V"] = V
     if "K" in constants:
         constants["K"] = K
     return _compiled(fn, types, constants, options, compute_capability)
@@ -236,7 +237,7 @@ def _k2_source(
     kq, tile = _tile_types(precision)
     state = {"h0": "*bf16" if state_bf16 else "*fp32", "ht": "*fp32"}
     constants: dict[str, Any] = {"K": 128, "V": 128, "BV": config.block_v, **flags}
-    if config.variant == "fused":
+    if config.fused:
         return _fused_source(precision, flags, state)
     if config.variant == "triton":
         from kdatune_kernels.recurrence import recurrence_kernel

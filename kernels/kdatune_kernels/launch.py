@@ -259,7 +259,7 @@ def k2_call(
     problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
 ) -> Callable[[], Any]:
     """K2 bound to its arguments: descriptors and grid are made once, the call launches."""
-    if config.variant == "fused":
+    if config.fused:
         return fused_call(problem, ws, o, ht)
     if config.segments > 1:
         from kdatune_kernels import segments

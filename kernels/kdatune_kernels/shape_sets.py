@@ -20,6 +20,8 @@ SHAPE_SETS: dict[str, tuple[str, ...]] = {
     "batch": ("N=8,H=96,T=8192", "N=64,H=96,T=65536", "N=32,H=64,T=8192"),
     "long": ("N=1,H=8,T=32768", "N=1,H=4,T=32768", "N=1,H=32,T=32768"),
 }
+OURS = ("ours", "default", "fast")
+"""What is ours in a comparison: the resolved config, the default, the resolved one in precision "fast"."""
 PEER_NAMES = ("flash_kda", "fla")
 """Peers by the module that is imported."""
 

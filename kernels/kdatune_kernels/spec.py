@@ -337,6 +337,11 @@ class K2Config:
         return self.variant == "fused"
 
 
+def is_fused(k2: object) -> bool:
+    """Whether JSON says a K2Config that does K1's work, too."""
+    return isinstance(k2, dict) and k2.get("variant") == "fused"
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
     """A whole launch: K1 and K2 and the precision of the tiles that pass between them.

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from kdatune_kernels import gpu
 from kdatune_kernels.errors import UsageError
+from kdatune_kernels.shape_sets import OURS
 from kdatune_kernels.shape_sets import PEER_NAMES
 from kdatune_kernels.shape_sets import SHAPE_SETS
 from kdatune_kernels.shape_sets import peers_of
@@ -21,7 +22,7 @@ from kdatune_tuner.cli_support import out
 from kdatune_tuner.cli_support import print_json
 from kdatune_tuner.worker import DeviceError
 
-_LABELS = {"ours": "ours", "default": "default", "fast": "fast", "flash_kda": "FlashKDA", "fla": "fla"}
+_LABELS = {**{name: name for name in OURS}, "flash_kda": "FlashKDA", "fla": "fla"}
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +87,7 @@ def _need_a_card() -> None:
 
 def _print(document: Json, peers: Sequence[str]) -> None:
     rows = document["rows"]
-    systems = ["ours", "default", "fast", *peers]
+    systems = [*OURS, *peers]
     table = Table(box=None, pad_edge=False)
     table.add_column("shape", overflow="fold")
     for name in systems:

@@ -21,6 +21,7 @@ from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
+from kdatune_kernels.spec import is_fused
 from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.backend_gpu import GpuBackend
@@ -155,8 +156,7 @@ def read_also(text: str, shape: Shape, gpu: Gpu) -> LaunchConfig:
 
 def _base(data: Json, shape: Shape, gpu: Gpu) -> Json:
     """What a config takes where it leaves a stage out: the default; of two kernels where it names a stage of theirs."""
-    k2 = data.get("k2")
-    if isinstance(k2, dict) and k2.get("variant") == FUSED.k2.variant:
+    if is_fused(data.get("k2")):
         return to_json(FUSED)
     of = split_default if {"k1", "k2"} & set(data) else default_config
     return to_json(of(shape, gpu))

@@ -15,7 +15,7 @@ import typer
 import uvicorn
 
 from kdatune_kernels.errors import KdatuneError
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.spec import is_fused
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.cli_support import database
 from kdatune_tuner.cli_support import err
@@ -190,7 +190,7 @@ def announce(url: str, gpu_name: str | None) -> None:
         return
     console.print(f"curl '{asked}'", soft_wrap=True, markup=False)
     for stage in ("k1", "k2"):
-        inside = stage == "k1" and document["config"]["k2"]["variant"] == FUSED.k2.variant
+        inside = stage == "k1" and is_fused(document["config"]["k2"])
         shown = "done by k2" if inside else json.dumps(document["config"][stage])
         console.print(f"  {stage}: {shown}", soft_wrap=True, markup=False)
     facts = {name: document[name] for name in ("match", "measured_us", "default_us", "generation", "stale")}

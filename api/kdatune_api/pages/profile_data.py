@@ -11,6 +11,7 @@ from kdatune_api.pages.board import Card
 from kdatune_api.pages.sides import STAGES
 from kdatune_api.pages.sides import KeyFacts
 from kdatune_api.pages.sides import stages_in
+from kdatune_api.pages.sides import stages_profiled
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
@@ -61,7 +62,7 @@ class Subject:
     @property
     def stages(self) -> Sequence[str]:
         """What of it is profiled: K1 and K2, or one kernel that does the work of both, as K2."""
-        return stages_in(self.config) or ("k2",)
+        return stages_profiled(self.config)
 
     @property
     def taken(self) -> str:
@@ -165,7 +166,7 @@ def _subjects(profiles: Sequence[StoredProfile], labels: dict[str, str]) -> list
         config = json.loads(text)
         config_hash = digest(config)
         found: dict[str, StoredProfile] = {}
-        for stage in stages_in(config) or ("k2",):
+        for stage in stages_profiled(config):
             mine = next((p for p in of_config if p.row.stage == stage and p.row.counters is not None), None)
             mine = mine or by_stage.get((stage, canonical(config.get(stage))))
             mine = mine or next((p for p in of_config if p.row.stage == stage), None)

@@ -15,7 +15,6 @@ from kdatune_api.pages import text
 from kdatune_api.pages.board import Card
 from kdatune_api.pages.board import path_of
 from kdatune_api.pages.tables import Cell
-from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Json
@@ -25,6 +24,7 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import is_fused
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.store.dashboard import Key
 from kdatune_tuner.store.dashboard import find_problem
@@ -40,8 +40,12 @@ STAGES = ("k1", "k2")
 
 def stages_in(config: Json) -> Sequence[str]:
     """The stages that a launch config has: none of its own where K1 and K2 are one kernel."""
-    k2 = config.get("k2")
-    return () if isinstance(k2, dict) and k2.get("variant") == FUSED.k2.variant else STAGES
+    return () if is_fused(config.get("k2")) else STAGES
+
+
+def stages_profiled(config: Json) -> Sequence[str]:
+    """What of a launch config is profiled: its stages, or one kernel that does the work of both, as K2."""
+    return stages_in(config) or ("k2",)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
-from kdatune_kernels.space import FUSED
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import digest
+from kdatune_kernels.spec import is_fused
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.store.dashboard_lists import Resources
 from kdatune_tuner.store.dashboard_lists import configs_of_promotions
@@ -69,7 +69,7 @@ class Choice:
 
     def ctas_of(self, chains: int, v: int) -> int:
         """CTAs of K2 for that many chains of V columns; of the fused kernel the turns that its CTAs take."""
-        if self.config.get("variant") == FUSED.k2.variant:
+        if is_fused(self.config):
             return chains
         return chains * -(-v // int(self.config["block_v"])) * int(self.config.get("segments") or 1)
 
@@ -184,7 +184,7 @@ def _choices(s: Session, card: Card, entries: Sequence[Entry]) -> dict[str, Choi
         held = found.get(digest(k2))
         per_sm = None if held is None else ctas_per_sm(held, card.gpu)
         # the fused kernel is no stage that was measured; one CTA of it takes nearly all of an SM's shared memory
-        choices[config_hash] = Choice(choice_label(k2), k2, 1 if k2["variant"] == FUSED.k2.variant else per_sm)
+        choices[config_hash] = Choice(choice_label(k2), k2, 1 if is_fused(k2) else per_sm)
     return choices
 
 
@@ -194,7 +194,7 @@ def _parts(values: Sequence[str], size: int = 400) -> list[Sequence[str]]:
 
 def choice_label(k2: Json) -> str:
     """A K2 config in a few words: what decides its CTAs."""
-    if k2.get("variant") == FUSED.k2.variant:
+    if is_fused(k2):
         return "K1 and K2 as one kernel, chain after chain"
     split = f"{k2.get('consumers', 1)}x{k2.get('num_warps')} MMA warps"
     segments = int(k2.get("segments") or 1)
