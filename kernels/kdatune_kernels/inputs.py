@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import weakref
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
@@ -250,23 +251,56 @@ def _lengths(ends: tuple[int, ...], T: int) -> tuple[int, ...]:
     return lengths
 
 
-_seen_by_id: dict[int, tuple["weakref.ref[torch.Tensor]", int, tuple[int, ...]]] = {}
+@dataclass(frozen=True)
+class _Seen:
+    """The entries of a version of a tensor on the host, and by token count, once it was checked, the longest sequence."""
+
+    tensor: "weakref.ref[torch.Tensor]"
+    version: int
+    values: tuple[int, ...]
+    longest: dict[int, int]
+
+
+_seen_by_id: dict[int, _Seen] = {}
 
 
 def _values(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     """The entries on the host. One sync per tensor and version: a serving step that reuses its tensor pays none."""
     if cu_seqlens.is_inference():  # carries no version counter, so a later change would not show
         return tuple(cu_seqlens.tolist())
-    known = _seen_by_id.get(id(cu_seqlens))
+    known = _seen(cu_seqlens)
+    if known is not None:
+        return known.values
     version = int(cu_seqlens._version)
-    if known is not None and known[0]() is cu_seqlens and known[1] == version:
-        return known[2]
     values = tuple(cu_seqlens.tolist())
     if len(_seen_by_id) >= 64:
-        for key in [key for key, entry in _seen_by_id.items() if entry[0]() is None] or list(_seen_by_id)[:32]:
+        for key in [key for key, entry in _seen_by_id.items() if entry.tensor() is None] or list(_seen_by_id)[:32]:
             _seen_by_id.pop(key, None)
-    _seen_by_id[id(cu_seqlens)] = (weakref.ref(cu_seqlens), version, values)
+    _seen_by_id[id(cu_seqlens)] = _Seen(weakref.ref(cu_seqlens), version, values, {})
     return values
+
+
+def _seen(cu_seqlens: torch.Tensor) -> _Seen | None:
+    known = _seen_by_id.get(id(cu_seqlens))
+    if known is None:
+        return None
+    same: bool = known.tensor() is cu_seqlens
+    return known if same and known.version == cu_seqlens._version else None
+
+
+def longest_packed(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, T: int) -> int:
+    """The longest of the lengths that `packed_lengths` checks, of tensors whose types and forms have passed it before."""
+    if cu_seqlens_cpu is not None:
+        return max(_lengths(tuple(cu_seqlens_cpu.tolist()), T))
+    known = _seen(cu_seqlens)
+    longest = None if known is None else known.longest.get(T)
+    if longest is None:
+        values = _values(cu_seqlens)
+        longest = max(_lengths(values, T))
+        known = _seen(cu_seqlens)
+        if known is not None and known.values is values:
+            known.longest[T] = longest
+    return longest
 
 
 def fold(

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
@@ -11,9 +12,11 @@ from typing import get_args
 import torch
 
 from kdatune_kernels import checkpoints as checkpointed
+from kdatune_kernels import direct
 from kdatune_kernels import gpu
 from kdatune_kernels import inputs
 from kdatune_kernels import launch
+from kdatune_kernels import repeated
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.resolve import launcher
 from kdatune_kernels.space import config_ok
@@ -41,7 +44,6 @@ def on_device_of_q(call: Callable[P, R]) -> Callable[P, R]:
     return on_device
 
 
-@on_device_of_q
 def chunk_kda(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -111,6 +113,57 @@ def chunk_kda(
     Accuracy: RMS error ratio to the fp64 token recurrence under 0.005 for o and the final state, under 0.02 in the
         worst 16-token window; in precision "fp16" under 0.003 on every kind of input that was measured (docs/kda.md).
     """
+    options = (
+        use_qk_l2norm_in_kernel,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        lower_bound,
+        scale,
+        disable_recompute,
+        return_intermediate_states,
+        cp_context,
+        output_final_state,
+        state_v_first,
+        max_num_seqs,
+        precision,
+        final_state_dtype,
+        # equal numbers of another type are refused, or may be
+        lower_bound.__class__,
+        scale.__class__,
+    )
+    tensors = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    tried = repeated.NOTHING
+    if repeated.enabled and checkpoints is None and checkpoint_tokens is None:
+        done = repeated.attempt(launcher, config, options, *tensors, cu_seqlens, cu_seqlens_cpu)
+        if isinstance(done, tuple):
+            return done
+        tried = done
+    return _checked(*tensors, cu_seqlens, cu_seqlens_cpu, options, config, checkpoints, checkpoint_tokens, tried)
+
+
+@on_device_of_q
+def _checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_cpu: torch.Tensor | None,
+    options: tuple[Any, ...],
+    config: LaunchConfig | None,
+    checkpoints: torch.Tensor | None,
+    checkpoint_tokens: int | None,
+    tried: repeated.Tried,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """chunk_kda from its checks on; options: as it makes them of the others of its arguments."""
+    use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, *others = options
+    lower_bound, scale, disable_recompute, return_intermediate_states, cp_context, *others = others
+    output_final_state, state_v_first, max_num_seqs, precision, final_state_dtype, *_ = others
     inputs.check_options(
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel,
@@ -180,8 +233,13 @@ def chunk_kda(
     )
     if config is not None:
         _launch_given(call, config, key)
+        launched = config
     else:
-        _launch_resolved(call, key, capturing)
+        launched = _launch_resolved(call, key, capturing, tried.config)
+    if tried.signature is not None and not capturing:
+        given = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+        make = functools.partial(_plan, call, launched, given)
+        repeated.remember(tried, options, launched, config is not None, key, given, o, ht, final_state_dtype, make)
     return o, ht if ht is None else ht.to(final_state_dtype)
 
 
@@ -203,14 +261,21 @@ def _launch_given(call: _Call, config: LaunchConfig, key: tuple[Any, ...]) -> No
     _run(call, config)
 
 
-def _launch_resolved(call: _Call, key: tuple[Any, ...], capturing: bool) -> None:
-    """Launch with the resolved config; one that fails is quarantined and the next safer one runs in its place."""
-    config = launcher.lookup(key)
+def _launch_resolved(
+    call: _Call, key: tuple[Any, ...], capturing: bool, config: LaunchConfig | None = None
+) -> LaunchConfig:
+    """Launch with the resolved config; one that fails is quarantined and the next safer one runs in its place.
+
+    config: what the launcher has answered for this call already. Returns the config that was launched.
+    """
+    if config is None:
+        config = launcher.lookup(key)
     if config is None:
         config = launcher.resolve_slow(key, _shape(*key[1:]), _gpu(key[0]), capturing=capturing)
     while True:
         try:
-            return _run(call, config)
+            _run(call, config)
+            return config
         except Exception as error:
             card = _gpu(key[0])
             instead = None
@@ -256,15 +321,48 @@ def _shape(
 def _run(call: _Call, config: LaunchConfig) -> None:
     p = call.problem
     precision = config.precision if call.precision is None else call.precision
-    if config.k2.fused:  # no tile leaves the SM
-        ws = launch.types_only(p.q.shape[2], precision, call.o.device)
-    else:
-        ws = launch.workspace(p.tables, p.heads, p.q.shape[2], precision, call.o.device)
+    ws = _workspace(p, precision, config)
+    if _has_k1(config):
         launch.run_k1(p, ws, config.k1)
     if call.checkpoints is None or call.checkpoint_tokens is None:
         launch.run_k2(p, ws, call.o, call.ht, config.k2)
     else:
         checkpointed.run_k2(p, ws, call.o, call.ht, config.k2, call.checkpoints, call.checkpoint_tokens)
+
+
+def _has_k1(config: LaunchConfig) -> bool:
+    return not config.k2.fused
+
+
+def _workspace(p: launch.Problem, precision: Precision, config: LaunchConfig) -> launch.Workspace:
+    if not _has_k1(config):  # no tile leaves the SM
+        return launch.types_only(p.q.shape[2], precision, p.q.device)
+    return launch.workspace(p.tables, p.heads, p.q.shape[2], precision, p.q.device)
+
+
+def _plan(call: _Call, config: LaunchConfig, given: tuple[torch.Tensor | None, ...]) -> direct.Plan:
+    """The launches of `_run` as a plan. given: the tensors that `repeated.attempt` takes, up to cu_seqlens."""
+    p = call.problem
+    precision = config.precision if call.precision is None else call.precision
+    q, _, _, _, _, A_log, dt_bias, _, cu_seqlens = given
+    ws = _workspace(p, precision, config)
+    scratch = [x for x in vars(ws).values() if x.numel()]
+    constant = [made for x, made in ((A_log, p.A_log), (dt_bias, p.dt_bias)) if x is None]
+    launches = []
+    if cu_seqlens is None:
+        assert q is not None  # noqa: S101 - it was called with
+        if launch.dense_tables(q.shape[0], q.shape[1], q.device, capturing=False) is not p.tables:
+            raise direct.NotPlannedError("the chunk tables are of this call only")
+        constant += p.tables.tensors
+    else:
+        tables, lay_out = launch.packed_call(cu_seqlens, p.q.shape[0])
+        p = replace(p, tables=tables)
+        scratch += tables.tensors
+        launches.append(lay_out)
+    if _has_k1(config):
+        launches.append(launch.k1_call(p, ws, config.k1))
+    launches.append(launch.k2_call(p, ws, call.o, call.ht, config.k2))
+    return direct.plan(launches, (*given, call.o, call.ht, None), scratch, constant)
 
 
 def _gpu(device: torch.device) -> Gpu | None:

@@ -62,6 +62,10 @@ class ChunkTables:
     sequences: int
     chunks: int
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.spans, self.token, self.length
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -172,16 +176,23 @@ def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
 
     cu_seqlens: [N + 1] int32 or int64, contiguous. The chunk count is an upper bound: every sequence may end in a ragged chunk.
     """
+    tables, lay_out = packed_call(cu_seqlens, tokens)
+    lay_out()
+    return tables
+
+
+def packed_call(cu_seqlens: torch.Tensor, tokens: int) -> tuple[ChunkTables, Callable[[], Any]]:
+    """Chunk tables as `packed_tables`, uninitialised, and the launch that lays them out, bound."""
     N = cu_seqlens.numel() - 1
     NC = tokens // CHUNK_TOKENS + min(N, tokens)
     device = cu_seqlens.device
     tables = _empty_tables(N, NC, device)
     seqs = min(128, max(16, pow2_at_least(N)))
-    prepare.plan_kernel[(-(-NC // 128),)](
+    return tables, functools.partial(
+        prepare.plan_kernel[(-(-NC // 128),)],
         cu_seqlens, tables.spans, tables.token, tables.length, N, NC, tokens,
         BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8,
     )  # fmt: skip
-    return tables
 
 
 def outcome_of(error: Exception) -> str | None:

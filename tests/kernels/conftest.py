@@ -39,6 +39,14 @@ def _same_draws() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_plans() -> None:
+    """What a test puts in place of a launch is called: no call before it left a plan."""
+    from kdatune_kernels import repeated
+
+    repeated.forget()
+
+
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is too busy for some seconds is no service that is gone; the tests of time-outs make them short."""

@@ -1,66 +1,118 @@
-"""A launch past Triton's binder (benchmarks/candidates/direct-launch.patch) launches what Triton would."""
+"""Repeated calls of chunk_kda launch what the long way launches, raise what it raises, and leave to it what they cannot do."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import kdatune_kernels
+from kdatune_kernels import direct
+from kdatune_kernels import repeated
 
-TREE = Path(kdatune_kernels.__file__).parents[2]
-PATCH = TREE / "benchmarks" / "candidates" / "direct-launch.patch"
-
-pytestmark = pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the patch follows Triton 3.6 only")
+pytestmark = pytest.mark.skipif(not version("triton").startswith("3.6."), reason="plans follow Triton 3.6 only")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, dict]:
-    """What direct_launch.py saw of the patched package, whose kernels were compiled and launched into nothing."""
-    folder = tmp_path_factory.mktemp("direct")
-    made = subprocess.run(
-        [sys.executable, PATCH.with_name("judge.py"), PATCH, "--write", folder],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    package = Path(made.stdout.strip()).name
-    benchmark = folder / "call_cost.py"
-    source = (TREE / "benchmarks" / "call_cost.py").read_text(encoding="utf-8")
-    benchmark.write_text(source.replace("kdatune_kernels", package), encoding="utf-8")
+@functools.cache
+def seen(part: str) -> dict[str, Any]:
+    """What direct_launch.py saw in a process of its own, where kernels are compiled for an H200 and launched into nothing."""
     run = subprocess.run(
-        [sys.executable, Path(__file__).with_name("direct_launch.py"), benchmark],
-        env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(folder)},
+        [sys.executable, Path(__file__).with_name("direct_launch.py"), part],
+        env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found: dict[str, Any] = json.loads(run.stdout)[part]
+    return found
 
 
-def test_the_launcher_gets_what_it_gets_from_triton(found):
-    assert len(found["arguments"]) == 8
-    for name, launch in found["arguments"].items():
-        assert launch == {"bound": 1, "same": True, "hooks": [None, None, None], "returned": True}, name
+def test_the_launcher_in_c_gets_what_it_gets_the_long_way():
+    cases = seen("arguments")
+    assert len(cases) > 20
+    for name, one in cases.items():
+        assert one == {"bound": [0, 0], "same": [True, True], "alike": [True, True]}, name
 
 
-def test_the_key_tells_apart_what_triton_tells_apart_and_no_more(found):
-    for name, pairs in found["keys"].items():
-        assert pairs["only Triton's differ"] == pairs["only ours differ"] == 0, name
-        assert min(pairs["both equal"], pairs["both differ"]) > 30, name  # so that either is tried
+def test_the_parts_of_a_block_lie_apart():
+    for name, one in seen("blocks").items():
+        assert one["fits"], name
+        assert one["aligned"], name
+        assert one["parts"] == 4 * (not one["fused"]) + 3 * one["packed"], name
 
 
-def test_every_constexpr_and_option_has_its_own_kernel(found):
-    assert found["constexprs"]["known"] == found["constexprs"]["different"] == 4
+def test_every_error_is_raised_by_a_call_that_is_like_planned_ones():
+    faults = seen("errors")
+    assert len(faults) > 50
+    for name, one in faults.items():
+        assert one["bound"] == 0, name  # the call before was a repeated one
+        assert one["ours"] == one["theirs"], name
+        assert one["ours"] is not None, name
+        assert one["ours"][2] == "0", name  # nothing was launched
 
 
-def test_hooks_and_another_device_are_left_to_triton_and_the_stream_is_that_of_the_call(found):
-    assert found["asks"] == {
-        "none": 0, "enter hook": 1, "exit hook": 1, "pre-run hook": 1, "another device, then again": 10, "stream": 77,
-    }  # fmt: skip
+def test_the_launcher_is_asked_once_a_call_and_obeyed():
+    found = seen("launcher")
+    assert found["bound"] == [3, 2, 0, 0, 0]  # the first of them makes the chunk tables, too
+    assert found["counted"] == 5
+    assert found["another answer"] == [2, 0, 0]
+    assert found["another answer counted"] == 8
+    assert found["the first again"] == 0
+    assert found["refreshed"] == [2, 0, 0]
+    assert found["refreshed counted"] == 3
+
+
+def test_a_config_that_fails_is_put_in_quarantine_and_another_is_launched():
+    found = seen("launcher")
+    assert found["quarantined"] == [0, 2, 1]
+    assert found["tries"] == 2, "by the plan, then the long way"
+    assert found["instead"] == ["cp_async", "triton"]
+    assert found["after quarantine"] == [2, 0, 0]
+    assert found["tries after"] == 2
+    assert found["after quarantine counted"] == 7
+
+
+def test_what_wants_to_see_launches_and_what_plans_cannot_do_is_left_to_triton():
+    found = seen("asks_triton")
+    assert found.pop("none") == found.pop("again") == 0
+    assert found.pop("streams") == [77]
+    assert all(bound >= 2 for bound in found.values()), found
+    assert len(found) == 7
+
+
+def test_the_card_is_that_of_the_tensors_and_a_capture_goes_the_long_way():
+    found = seen("cards")
+    assert found["card 1"] == [0, 1, 1, 1, 101, [0]]  # the stream of card 1, asked while it was the current one
+    assert found["card 0"] == [0, 1, 0, 0, 100, [0]]
+    assert found["capturing"] == 1
+
+
+def test_threads_do_not_mix_their_tensors():
+    assert seen("threads") == {"wrong": 0, "k1": 1600, "calls": 1600, "bound": 0}
+
+
+def test_what_is_kept_is_bounded_and_of_one_process():
+    found = seen("bounded")
+    assert found["entries"] <= 8
+    assert found["bound"] <= 5
+    assert found["encoded"] <= 20
+    assert max(found["plans"]) == 3
+    assert found["once after"] <= 4
+    assert found["in a child"] == 0
+    assert found["in the parent"] == 0
+
+
+def test_two_arguments_in_one_place_make_no_plan_and_take_one():
+    assert seen("one_place") == {"alike": [3, 2, 2, 2], "apart": [2, 0], "same": True}
+
+
+def test_the_interpreter_has_no_plans():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        assert not direct.FOLLOWED
+        assert not repeated.enabled
