@@ -1,11 +1,14 @@
-"""What a whole chunk_kda call costs the CPU, in us, by part: checks, look-up, workspace, the bound launches. Target: <= 60 us.
+"""What a whole chunk_kda call costs the CPU, in us: repeated calls, which launch by a plan, and the long way; both by part.
+
+The target, 60 us, is for repeated calls. Two calls of every signature go the long way, and all that have no plan.
 
 python benchmarks/call_cost.py            on a CUDA card: the launches are real, and timed without waiting for the card
 python benchmarks/call_cost.py --fake     anywhere: CPU tensors, an H200's kernels, and a driver that does nothing in its place
                         ... --json       one JSON document on stdout, times in us
 
 With --fake all Python is what it is on an H200: the kernels are compiled for sm_90, Triton binds their arguments and calls its
-launcher. Missing are torch's CUDA allocator, the encoding of descriptors and the launch itself.
+launcher. Missing are torch's CUDA allocator, the encoding of descriptors, the launch itself, and the questions which device is
+current and whether its stream is being captured.
 """
 
 import argparse
@@ -16,6 +19,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +28,11 @@ import torch
 import triton
 from triton.backends.nvidia import driver as nvidia
 
+from kdatune_kernels import direct
 from kdatune_kernels import inputs
 from kdatune_kernels import kda
 from kdatune_kernels import launch
+from kdatune_kernels import repeated
 from kdatune_kernels.kda import chunk_kda
 from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import gpu_of
@@ -93,8 +100,35 @@ def arguments(device: str, tokens: int, heads: int, state: bool, sequences: int)
     return given
 
 
+def parts_of_a_plan(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    """The pieces of a repeated call that can be timed alone. Empty where there is no plan."""
+    repeated.forget()
+    for _ in range(3):
+        chunk_kda(**given)
+    entries = list(repeated._entries.values())
+    plan = next(iter(entries[0].plans.values()))[1] if entries else None
+    if plan is None:
+        return {}
+    where, bound = list(direct._bound.items())[-1]
+    v, key = given["v"], entries[0].key
+    pieces: dict[str, Callable[[], object]] = {
+        "look the config up": lambda: kda.launcher.lookup(key),
+        "allocate o": lambda: torch.empty_like(v),
+        "allocate the block": lambda: torch.empty(plan.block_bytes, dtype=torch.uint8, device=v.device),
+        "know the arguments": lambda: direct.bound(plan, where),
+    }
+    for i, (run, arguments) in enumerate(bound, 1):
+        pieces[f"launch {i}"] = functools.partial(run, *arguments)
+
+    def elsewhere() -> None:
+        direct._bound.clear()
+        direct.bound(plan, where)
+
+    return {**pieces, "make them for other addresses": elsewhere}
+
+
 def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
-    """The pieces of a call that can be timed alone."""
+    """The pieces of a call the long way that can be timed alone."""
     q, k, v, g, beta = (given[name] for name in ("q", "k", "v", "g", "beta"))
     rest = (given["A_log"], given["dt_bias"], given.get("initial_state"), given.get("cu_seqlens"), False)
     tokens, heads = q.shape[1], v.shape[2]
@@ -136,20 +170,33 @@ def parts(given: dict[str, Any]) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(device: str, tokens: int, heads: int, sequences: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Whole calls of every kind, and the parts of the dense one without states, in us."""
-    whole = {}
-    with torch.no_grad():
-        for state in (False, True):
-            for packed in (1, 3, sequences):
-                given = arguments(device, tokens, heads, state, packed)
-                call = functools.partial(chunk_kda, **given)
+@dataclass
+class Costs:
+    """us of CPU a call, by kind, and of its parts: those of the dense one without states."""
+
+    whole_us: dict[str, float]
+    long_way_us: dict[str, float]
+    parts_us: dict[str, float]
+    long_way_parts_us: dict[str, float]
+
+
+@torch.no_grad()
+def measure(device: str, tokens: int, heads: int, sequences: int) -> Costs:
+    """Repeated calls of every kind, and the same calls the long way."""
+    ways: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    for state in (False, True):
+        for packed in (1, 3, sequences):
+            call = functools.partial(chunk_kda, **arguments(device, tokens, heads, state, packed))
+            name = f"{'dense' if packed == 1 else f'{packed} packed'}, {'with' if state else 'without'} states"
+            for way, found in ways.items():
+                repeated.enabled = way and direct.FOLLOWED
                 for _ in range(20):
                     call()
-                name = "dense" if packed == 1 else f"{packed} packed"
-                whole[f"{name}, {'with' if state else 'without'} states"] = median_us(call)
-        timed = parts(arguments(device, tokens, heads, False, 1))
-        return whole, {name: median_us(call) for name, call in timed.items()}
+                found[name] = median_us(call)
+    repeated.enabled = direct.FOLLOWED
+    given = arguments(device, tokens, heads, False, 1)
+    timed = ({name: median_us(call) for name, call in made(given).items()} for made in (parts_of_a_plan, parts))
+    return Costs(ways[True], ways[False], *timed)
 
 
 def main() -> None:
@@ -165,8 +212,8 @@ def main() -> None:
         without_a_card()
     elif not torch.cuda.is_available():
         sys.exit("no CUDA card is visible; --fake measures the host's part without one")
-    whole, pieces = measure(device, args.tokens, args.heads, args.sequences)
-    met = max(whole.values()) <= TARGET_US
+    costs = measure(device, args.tokens, args.heads, args.sequences)
+    met = max(costs.whole_us.values()) <= TARGET_US
     where = "an H200's kernels, launched into nothing" if args.fake else torch.cuda.get_device_name()
     if args.json:
         document = {
@@ -175,8 +222,7 @@ def main() -> None:
             "tokens": args.tokens,
             "target_us": TARGET_US,
             "met": met,
-            "whole_us": whole,
-            "parts_us": pieces,
+            **asdict(costs),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "triton": triton.__version__,
@@ -184,12 +230,14 @@ def main() -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         head = f"chunk_kda, {args.heads} heads, {args.tokens} tokens, {where}: us of CPU a call, median of 300 x 20"
-        sys.stdout.write(f"{head}\n")
-        for name, us in whole.items():
-            sys.stdout.write(f"  {name:28} {us:8.1f}   {'' if us <= TARGET_US else f'over {TARGET_US:g}'}\n")
-        sys.stdout.write("of the dense call without states:\n")
-        for name, us in pieces.items():
-            sys.stdout.write(f"  {name:28} {us:8.1f}\n")
+        sys.stdout.write(f"{head}\n  {'':30}repeated   the long way\n")
+        for name, us in costs.whole_us.items():
+            over = "" if us <= TARGET_US else f"   over {TARGET_US:g}"
+            sys.stdout.write(f"  {name:30}{us:8.1f}      {costs.long_way_us[name]:8.1f}{over}\n")
+        for way, found in (("a repeated", costs.parts_us), ("the long way of a", costs.long_way_parts_us)):
+            sys.stdout.write(f"of {way} dense call without states:\n")
+            for name, us in found.items():
+                sys.stdout.write(f"  {name:30}{us:8.1f}\n")
     sys.exit(0 if args.fake or met else 1)
 
 

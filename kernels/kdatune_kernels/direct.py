@@ -39,36 +39,15 @@ class NotPlannedError(Exception):
     """These launches cannot be repeated by a plan; says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart by identity, which is a hash at once
 class Matrix:
-    """What a tensor map says besides the address, and what Triton encodes it by."""
+    """What a tensor map says besides the address. fields: as Triton's driver passes them, after the address."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    padding: str
-    meta: tuple[tuple[str, Any], ...]
+    fields: tuple[Any, ...]
 
     def encoded(self, address: int) -> Any:
-        """The tensor map of such a matrix at an address: bytes, which hold no memory."""
-        return _expanded(_Descriptor(_At(address), self.shape, self.strides, self.padding), dict(self.meta))[0]
-
-
-@dataclass(frozen=True)
-class _At:
-    """All that Triton reads of the base of a descriptor."""
-
-    address: int
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-@dataclass(frozen=True)
-class _Descriptor:
-    base: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    padding: str
+        """The tensor map of such a matrix at an address; it says where memory lies, and holds none."""
+        return triton.runtime.driver.active.utils.fill_tma_descriptor(address, *self.fields)
 
 
 @dataclass(frozen=True)
@@ -214,9 +193,8 @@ class _Pool:
             at = self._places.get(value.address)
             if at is None:
                 raise NotPlannedError("a descriptor is of a tensor that is none of the call's")
-            if (at, value.matrix) not in self.maps:
-                self.maps.append((at, value.matrix))
-            return "maps", self.maps.index((at, value.matrix))
+            self.maps.append((at, value.matrix))
+            return "maps", len(self.maps) - 1
         return self._constant_place(value)
 
     def _constant_place(self, value: Any) -> tuple[str, int]:
@@ -276,19 +254,15 @@ def _expanded_argument(value: Any, meta: list[Any]) -> list[Any]:
         return [value]
     if not meta or meta[0] is None:
         raise NotPlannedError("a descriptor is none of the hardware's")
-    fields = dict(meta.pop(0))
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
-    shape, strides = tuple(value.shape), tuple(value.strides)
-    matrix = Matrix(shape, strides, value.padding, tuple(fields.items()))
-    _, *sizes = _expanded(value, fields)
-    return [_Mapped(value.base.data_ptr(), matrix), *sizes]
-
-
-def _expanded(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
     from triton.backends.nvidia import driver
 
-    made: list[Any] = driver.make_tensordesc_arg(descriptor, meta)
-    return made
+    about, shape, strides = meta.pop(0), tuple(value.shape), tuple(value.strides)
+    if about["fp4_padded"]:
+        raise NotPlannedError("a descriptor of 4-bit numbers")
+    kind = driver.TMA_DTYPE_DEVICE_TO_HOST[about["elem_type"]]
+    padding = 1 if value.padding == "nan" else 0
+    fields = (about["swizzle"], about["elem_size"], kind, tuple(about["block_size"]), shape, strides, padding)
+    return [_Mapped(value.base.data_ptr(), Matrix(fields)), *shape, *strides]
 
 
 def _kernel_and_grid(launch: Callable[[], Any]) -> tuple[Any, tuple[int, ...]]:

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import replace
 from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
@@ -12,11 +11,11 @@ from typing import get_args
 import torch
 
 from kdatune_kernels import checkpoints as checkpointed
-from kdatune_kernels import direct
 from kdatune_kernels import gpu
 from kdatune_kernels import inputs
 from kdatune_kernels import launch
 from kdatune_kernels import repeated
+from kdatune_kernels import stages
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.resolve import launcher
 from kdatune_kernels.space import config_ok
@@ -238,7 +237,7 @@ def _checked(
         launched = _launch_resolved(call, key, capturing, tried.config)
     if tried.signature is not None and not capturing:
         given = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
-        make = functools.partial(_plan, call, launched, given)
+        make = functools.partial(stages.plan, problem, call.o, ht, precision or launched.precision, launched, given)
         repeated.remember(tried, options, launched, config is not None, key, given, o, ht, final_state_dtype, make)
     return o, ht if ht is None else ht.to(final_state_dtype)
 
@@ -321,48 +320,13 @@ def _shape(
 def _run(call: _Call, config: LaunchConfig) -> None:
     p = call.problem
     precision = config.precision if call.precision is None else call.precision
-    ws = _workspace(p, precision, config)
-    if _has_k1(config):
+    ws = stages.workspace(p, precision, config)
+    if stages.has_k1(config):
         launch.run_k1(p, ws, config.k1)
     if call.checkpoints is None or call.checkpoint_tokens is None:
         launch.run_k2(p, ws, call.o, call.ht, config.k2)
     else:
         checkpointed.run_k2(p, ws, call.o, call.ht, config.k2, call.checkpoints, call.checkpoint_tokens)
-
-
-def _has_k1(config: LaunchConfig) -> bool:
-    return not config.k2.fused
-
-
-def _workspace(p: launch.Problem, precision: Precision, config: LaunchConfig) -> launch.Workspace:
-    if not _has_k1(config):  # no tile leaves the SM
-        return launch.types_only(p.q.shape[2], precision, p.q.device)
-    return launch.workspace(p.tables, p.heads, p.q.shape[2], precision, p.q.device)
-
-
-def _plan(call: _Call, config: LaunchConfig, given: tuple[torch.Tensor | None, ...]) -> direct.Plan:
-    """The launches of `_run` as a plan. given: the tensors that `repeated.attempt` takes, up to cu_seqlens."""
-    p = call.problem
-    precision = config.precision if call.precision is None else call.precision
-    q, _, _, _, _, A_log, dt_bias, _, cu_seqlens = given
-    ws = _workspace(p, precision, config)
-    scratch = [x for x in vars(ws).values() if x.numel()]
-    constant = [made for x, made in ((A_log, p.A_log), (dt_bias, p.dt_bias)) if x is None]
-    launches = []
-    if cu_seqlens is None:
-        assert q is not None  # noqa: S101 - it was called with
-        if launch.dense_tables(q.shape[0], q.shape[1], q.device, capturing=False) is not p.tables:
-            raise direct.NotPlannedError("the chunk tables are of this call only")
-        constant += p.tables.tensors
-    else:
-        tables, lay_out = launch.packed_call(cu_seqlens, p.q.shape[0])
-        p = replace(p, tables=tables)
-        scratch += tables.tensors
-        launches.append(lay_out)
-    if _has_k1(config):
-        launches.append(launch.k1_call(p, ws, config.k1))
-    launches.append(launch.k2_call(p, ws, call.o, call.ht, config.k2))
-    return direct.plan(launches, (*given, call.o, call.ht, None), scratch, constant)
 
 
 def _gpu(device: torch.device) -> Gpu | None:

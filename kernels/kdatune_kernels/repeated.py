@@ -147,7 +147,10 @@ def attempt(
         o = torch.empty_like(v) if entry.v_contiguous else torch.empty(v.shape, dtype=v.dtype, device=device)
         ht = None
         if entry.state_sizes is not None:
-            ht = torch.empty(entry.state_sizes, dtype=torch.float32, device=device)
+            if h0 is not None and h0.dtype is torch.float32:  # contiguous: else there were no plan
+                ht = torch.empty_like(h0)
+            else:
+                ht = torch.empty(entry.state_sizes, dtype=torch.float32, device=device)
         block = torch.empty(plan.block_bytes, dtype=torch.uint8, device=device) if plan.block_bytes else None
         bound = direct.bound(plan, (
             plan.serial, driver.get_current_stream(index),

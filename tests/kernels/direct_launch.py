@@ -108,6 +108,8 @@ def make(
     return given
 
 
+SEGMENTS = dataclasses.replace(ONE_CONSUMER, k2=dataclasses.replace(ONE_CONSUMER.k2, segments=2))
+PLAIN_SEGMENTS = dataclasses.replace(PLAIN, k2=dataclasses.replace(PLAIN.k2, segments=2))
 KV, VK, HALF = (torch.float32, False), (torch.float32, True), (torch.bfloat16, True)
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -128,6 +130,11 @@ CASES: dict[str, dict[str, Any]] = {
     "scale": {"options": {"scale": 0.5, "lower_bound": -1}},
     "TMA in K1": {"options": {"config": HALVES}},
     "one consumer": {"options": {"config": ONE_CONSUMER}, "ends": [0, 64]},
+    "segments": {"options": {"config": SEGMENTS}, "state": KV, "sizes": (1, 128, 2, 2, 128, 128)},
+    "segments, packed, final state only": {
+        "options": {"config": SEGMENTS, "output_final_state": True}, "ends": [0, 64, 160], "sizes": (1, 160, 2, 2, 128, 128),
+    },
+    "segments, plain": {"options": {"config": PLAIN_SEGMENTS}, "state": VK},
     "fused": {"options": {"config": FUSED}, "state": KV},
     "fused, fast, packed": {"options": {"config": FUSED, "precision": "fast"}, "ends": [0, 1, 64]},
     "fused, strided, no states": {"options": {"config": FUSED, "precision": "bf16"}, "strided": True},
@@ -232,6 +239,7 @@ def blocks() -> dict[str, Any]:
             "fits": fits,
             "aligned": all(x % 128 == 0 for x in made.offsets),
             "parts": len(sizes),
+            "segments": kept[0]["config"] is not None and kept[0]["config"].k2.segments > 1,
             "packed": "cu_seqlens" in kept[0],
             "fused": kept[0]["config"] is FUSED,
         }

@@ -44,7 +44,7 @@ def test_the_parts_of_a_block_lie_apart():
     for name, one in seen("blocks").items():
         assert one["fits"], name
         assert one["aligned"], name
-        assert one["parts"] == 4 * (not one["fused"]) + 3 * one["packed"], name
+        assert one["parts"] == 4 * (not one["fused"]) + 3 * one["packed"] + 5 * one["segments"], name
 
 
 def test_every_error_is_raised_by_a_call_that_is_like_planned_ones():
