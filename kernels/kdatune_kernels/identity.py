@@ -38,14 +38,26 @@ def hash_of_sources(files: Iterable[Path]) -> str:
 
 
 def code_of(source: str) -> str:
-    """A module's code in one normal form: no comments, no docstrings, one layout."""
-    tree = ast.parse(source)
+    """A module's code in one normal form: no comments, no docstrings, one layout, alike under every Python."""
+    tree = _Unquoted().visit(ast.parse(source))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             kept = [line for line in body if not _is_text(line)]
             node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)
+
+
+class _Unquoted(ast.NodeTransformer):
+    """f-strings as tuples of their parts: how `ast.unparse` quotes them changed with Python 3.12."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Tuple(node.values, ast.Load())
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Tuple([node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(None)], ast.Load())
 
 
 def _is_text(line: ast.stmt) -> bool:

@@ -27,6 +27,13 @@ def test_code_counts(change):
     assert identity.code_of(SOURCE) != identity.code_of(SOURCE.replace(*change))
 
 
+def test_the_form_of_an_f_string_does_not_hang_on_the_python():
+    """ast.unparse quotes it otherwise from 3.12 on: a service and a tuner of different Pythons found each other stale."""
+    source = "x = f\"{', '.join(names)!r:>{width}} of it\"\n"
+    assert identity.code_of(source) == "x = ((', '.join(names), 114, ('>', (width, -1, None))), ' of it')"
+    assert identity.code_of(source) != identity.code_of(source.replace("of it", "of them"))
+
+
 def test_every_kernel_source_is_there_and_counts(monkeypatch):
     whole = identity.kernel_hash.__wrapped__()
     assert len(whole) == 16

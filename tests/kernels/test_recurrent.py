@@ -27,6 +27,12 @@ def call(sample, **options):
     return recurrent_kda(**{**OPTIONS, **sample.tensors(), **options})
 
 
+def same_states(states, want):
+    """To the bit on the CPU; on a card another variant of the kernel may contract other products, so to the last bits."""
+    close = {"rtol": 1e-6, "atol": 1e-7} if states.is_cuda and states.dtype == torch.float32 else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(states, want, **close)
+
+
 def assert_right(sample, o, ht, **options):
     want_o, want_ht = reference.recurrence(**sample.tensors(), lengths=list(sample.lengths), **options)
     assert reference.error_ratio(o, want_o) < O_GATE[sample.q.dtype]
@@ -183,7 +189,7 @@ def test_a_pool_of_states_is_updated_in_place(v_first, state_dtype, index_dtype,
     o, kept = call(sample, initial_state=pool, ssm_state_indices=where, inplace_final_state=True, state_v_first=v_first)
     assert kept is pool
     assert torch.equal(o, want_o)
-    assert torch.equal(pool[where.long()], want_ht.to(state_dtype))
+    same_states(pool[where.long()], want_ht.to(state_dtype))
     assert pool[[1, 3, 5]].isnan().all()
 
 
@@ -244,7 +250,7 @@ def test_states_of_every_token_and_accepted_tokens(device):
             for x in ("q", "k", "v", "g", "beta")
         }
         _, after = call(replace(sample, **cut, lengths=(t + 1, t + 1)))
-        assert torch.equal(pool[where[:, t].long()], after)
+        same_states(pool[where[:, t].long()], after)
     assert pool[[3, 6]].isnan().all()
     fresh = samples.make((3, 3), 2, seed=1, device=device)
     fresh = replace(fresh, A_log=sample.A_log, dt_bias=sample.dt_bias, initial_state=pool[[0, 4]].clone())
@@ -254,7 +260,7 @@ def test_states_of_every_token_and_accepted_tokens(device):
         fresh, initial_state=pool, ssm_state_indices=where, inplace_final_state=True, num_accepted_tokens=accepted
     )
     assert torch.equal(o, want_o)
-    assert torch.equal(pool[[2, 4]], want_ht)
+    same_states(pool[[2, 4]], want_ht)
 
 
 @pytest.mark.parametrize("accepted", [0, -3, 9])
@@ -446,7 +452,8 @@ def test_a_captured_step_follows_its_slots(device):
     sample = samples.make((1, 1), 3, device=device)
     pool = _pool(sample, 4)
     where = torch.tensor([1, -1], device=device)
-    options = {"ssm_state_indices": where, "inplace_final_state": True, "initial_state": pool}
+    ends = torch.tensor([0, 1, 2], device=device)
+    options = {"ssm_state_indices": where, "inplace_final_state": True, "initial_state": pool, "cu_seqlens": ends}
     call(samples.make((1, 1), 3, seed=9, device=device), **options)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
