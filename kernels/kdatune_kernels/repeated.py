@@ -56,7 +56,7 @@ NOTHING = Tried()
 
 @dataclass
 class Entry:
-    """The calls of a signature: what they return and ask for, and by config, which its key is the id of, a plan or None."""
+    """The calls of a signature: what they return and ask for, and by the id of a config that config and its plan, or None."""
 
     key: tuple[Any, ...]
     device: torch.device
@@ -134,7 +134,7 @@ def attempt(
     else:
         return NOTHING
     kept = entry.plans.get(which)
-    if kept is None or kept[0] is not (counted or config):
+    if kept is None:
         return Tried(signature, counted)
     plan = kept[1]
     if plan is None:

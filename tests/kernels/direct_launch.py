@@ -262,14 +262,10 @@ def _faults() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     x = torch.zeros(1, 64, 2, 128, dtype=torch.bfloat16)
     ones = {
         "q none": {"q": None},
-        "k short": {"k": x[:, :48]},
         "v three-dimensional": {"v": x[0]},
         "g fp16": {"g": x.half()},
-        "k elsewhere": {"k": x.to("meta")},
         "beta fp64": {"beta": torch.zeros(1, 64, 2, dtype=torch.float64)},
         "A_log bf16": {"A_log": torch.zeros(2, dtype=torch.bfloat16)},
-        "A_log elsewhere": {"A_log": torch.zeros(2, device="meta")},
-        "dt_bias of three heads": {"dt_bias": torch.zeros(3, 128)},
         "state fp16": {"initial_state": torch.zeros(1, 2, 128, 128, dtype=torch.float16)},
         "two states": {"initial_state": torch.zeros(2, 2, 128, 128)},
         "a list": {"initial_state": [0.0]},
@@ -305,9 +301,16 @@ def _faults() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         "square": torch.tensor([[0, 20, 64]], dtype=torch.int32),
         "of one": torch.tensor([0], dtype=torch.int32),
         "of one sequence, max_num_seqs 2": torch.tensor([0, 64], dtype=torch.int32),
-        "elsewhere": torch.tensor([0, 20, 64], dtype=torch.int32, device="meta"),
     }
     found = {f"dense, {name}": (dense, change) for name, change in ones.items()}
+    for name, x in packed.items():
+        if isinstance(x, torch.Tensor):
+            axis = 1 if x.dim() > 2 else 0
+            for what, other in (
+                ("short", x.narrow(axis, 0, x.shape[axis] - 1).clone()), ("fp64", x.double()), ("elsewhere", x.to("meta")),
+            ):  # fmt: skip
+                alike = torch.nn.Parameter(other, False) if isinstance(x, torch.nn.Parameter) else other
+                found[f"{name} {what}"] = (packed, {name: alike})
     found |= {f"packed, {name}": (packed, {"cu_seqlens": x}) for name, x in ends.items()}
     found |= {
         f"cu_seqlens_cpu {name}": (packed, {"cu_seqlens_cpu": x}) for name, x in ends.items() if "max" not in name
@@ -537,6 +540,57 @@ def one_place() -> dict[str, Any]:
     ours = told(alike, returned)
     found["same"] = ours == told(alike, long_way(alike))
     return found
+
+
+def one_changed() -> dict[str, Any]:
+    """Calls of which one tensor has other strides or another type than planned ones: whether they launch as the long way."""
+    found = {}
+    for ends in (None, [0, 20, 64]):
+        about = {"state": KV, "ends": ends, "options": {"config": PLAIN}}
+        for _ in range(3):
+            chunk_kda(**make(**about))
+        names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
+        kinds = {"beta": torch.float32, "initial_state": torch.bfloat16, "cu_seqlens": torch.int64}
+        for name, kind in [*((name, None) for name in names), *kinds.items()]:
+            given = make(**about)
+            x = given.get(name)
+            if x is None:
+                continue
+            wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
+            apart = wide[..., ::2]
+            if name in ("q", "k", "v", "g"):
+                apart = make(**{**about, "strided": True})[name]
+            apart.copy_(x)
+            given[name] = torch.nn.Parameter(apart, False) if isinstance(x, torch.nn.Parameter) else apart
+            if kind is not None:
+                given[name] = x.to(kind)
+            LAUNCHED.clear()
+            BOUND.clear()
+            returned = chunk_kda(**given)
+            bound = len(BOUND)
+            ours = told(given, returned)
+            found[f"{name}, {kind}, {ends}"] = {
+                "bound": bound > 0,
+                "same": ours == told(given, long_way(given)) and ours != [],
+            }
+    return found
+
+
+def refused() -> dict[str, Any]:
+    """A plan whose launch fails where the long way does not: it is tried once."""
+    given = make(options={"config": PLAIN})
+    for _ in range(3):
+        chunk_kda(**given)
+    tries = []
+
+    def fails(*_args):
+        tries.append(1)
+        raise ValueError("Pointer argument cannot be accessed")
+
+    for _, plan in _plans():
+        object.__setattr__(plan, "launches", tuple((fails, draw) for _, draw in plan.launches))
+    direct._bound.clear()
+    return {"bound": [_bound(given) for _ in range(3)], "tries": len(tries)}
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_the_parts_of_a_block_lie_apart():
 
 def test_every_error_is_raised_by_a_call_that_is_like_planned_ones():
     faults = seen("errors")
-    assert len(faults) > 50
+    assert len(faults) > 70
     for name, one in faults.items():
         assert one["bound"] == 0, name  # the call before was a repeated one
         assert one["ours"] == one["theirs"], name
@@ -110,6 +110,17 @@ def test_what_is_kept_is_bounded_and_of_one_process():
 
 def test_two_arguments_in_one_place_make_no_plan_and_take_one():
     assert seen("one_place") == {"alike": [3, 2, 2, 2], "apart": [2, 0], "same": True}
+
+
+def test_one_tensor_of_other_strides_or_type_is_another_signature():
+    found = seen("one_changed")
+    assert len(found) == 17 + 5
+    for name, one in found.items():
+        assert one == {"bound": True, "same": True}, name
+
+
+def test_a_plan_that_cannot_launch_is_given_up():
+    assert seen("refused") == {"bound": [2, 2, 2], "tries": 1}
 
 
 def test_the_interpreter_has_no_plans():
