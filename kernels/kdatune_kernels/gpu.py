@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
+from kdatune_kernels import partial
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.identity import PROTOCOL
 from kdatune_kernels.identity import kernel_hash
@@ -37,12 +38,14 @@ __all__ = [
 
 @functools.cache
 def of_device(index: int) -> Gpu:
-    """The GPU model of a CUDA device of this process."""
+    """The GPU model of a CUDA device of this process, with the SMs of the context in which it is asked first."""
     import torch
 
     p = torch.cuda.get_device_properties(index)
+    with torch.cuda.device(index):
+        sms = partial.context_sms()
     return gpu_of(
-        p.name, f"{p.major}.{p.minor}", p.multi_processor_count, p.total_memory, getattr(p, "L2_cache_size", 0)
+        p.name, f"{p.major}.{p.minor}", sms or p.multi_processor_count, p.total_memory, getattr(p, "L2_cache_size", 0)
     )
 
 
@@ -52,10 +55,10 @@ def of(device: "torch.device") -> Gpu:
 
 
 def current() -> Gpu:
-    """The GPU model of the current CUDA device.
+    """The GPU model of the current CUDA device, once the thread is confined to the SMs of KDATUNE_SMS, if that is set.
 
     Raises:
-        UsageError: torch is not installed, or it sees no CUDA device.
+        UsageError: torch is not installed, it sees no CUDA device, or KDATUNE_SMS cannot be had.
     """
     try:
         import torch
@@ -67,6 +70,7 @@ def current() -> Gpu:
         raise UsageError(
             "no CUDA device is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES; kdatune tune can replay a recording instead"
         )
+    partial.enter()
     return of_device(torch.cuda.current_device())
 
 

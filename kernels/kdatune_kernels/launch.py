@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kdatune_kernels import gpu
 from kdatune_kernels import prepare
 from kdatune_kernels import recurrence
 from kdatune_kernels.numerics import LOG2E
@@ -345,9 +346,8 @@ def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tenso
     )  # fmt: skip
 
 
-@functools.cache
 def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return gpu.of_device(device.index or 0).sm_count
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,12 @@ class Settings(BaseSettings):
     trial_timeout_s: float = Field(
         default=120.0, gt=0, le=_MOST_SECONDS, description="a trial that takes longer is killed and typed timeout"
     )
+    sms: int | None = Field(
+        default=None,
+        ge=1,
+        description="SMs of the card that tuning, recording, benching and profiling are confined to by a green context, a card "
+        "of its own then; none: the whole card",
+    )
     finalists: int = Field(default=3, ge=1, description="best candidates that meet the champion in a paired run")
 
     claim_lease_s: float = Field(
