@@ -269,7 +269,7 @@ def step_lethal(bench: Bench) -> Answer:
     """The configs that kill tuners."""
     before_bytes = used_bytes()
     backend, wanted = lethal_backend(bench)
-    backend._timeout_s = 10.0 if bench.fake else 30.0  # an endless kernel costs all of it
+    backend._timeout_s = 10.0 if bench.fake else 15.0  # an endless kernel costs all of it
     engine = open_engine(bench.database("lethal"))
     tuned = Tuner(engine, backend, Options(trials=12, policy=Policy())).tune(SMALL)
     with reading(engine) as s:
