@@ -1,18 +1,26 @@
 """Repeated calls of chunk_kda launch what the long way launches, raise what it raises, and leave to it what they cannot do."""
 
+import dataclasses
 import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from kda_calls import CONFIGS
+from kda_calls import ONE_CONSUMER
+from kda_calls import call
+from kda_calls import name_of
 
 from kdatune_kernels import direct
 from kdatune_kernels import repeated
+from kdatune_kernels import samples
 
 pytestmark = pytest.mark.skipif(not version("triton").startswith("3.6."), reason="plans follow Triton 3.6 only")
 
@@ -127,3 +135,118 @@ def test_the_interpreter_has_no_plans():
     if os.environ.get("TRITON_INTERPRET") == "1":
         assert not direct.FOLLOWED
         assert not repeated.enabled
+
+
+SEGMENTS = dataclasses.replace(ONE_CONSUMER, k2=dataclasses.replace(ONE_CONSUMER.k2, segments=2))
+
+
+def _given(seed: int, device: str = "cuda") -> tuple[samples.Sample, torch.Tensor]:
+    return samples.make((100, 28), 2, seed=seed, device=device), torch.tensor([0, 100, 128], device=device)
+
+
+def _planned(monkeypatch, config=ONE_CONSUMER, device="cuda"):
+    """A call of a signature that has a plan, of samples by seed, and the same call the long way."""
+    from triton.runtime.jit import JITFunction
+
+    def again(given):
+        sample, ends = given
+        return call(sample, cu_seqlens=ends, config=config)
+
+    def long_way(given):
+        monkeypatch.setattr(repeated, "enabled", False)
+        made = again(given)
+        monkeypatch.setattr(repeated, "enabled", True)
+        return made
+
+    for seed in range(3):
+        again(_given(seed, device))
+    run, bound = JITFunction.run, []
+
+    def counted(self, *args, **keywords):
+        bound.append(self)
+        return run(self, *args, **keywords)
+
+    monkeypatch.setattr(JITFunction, "run", counted)
+    again(_given(3, device))
+    assert not bound, "the plan has launched"
+    return again, long_way
+
+
+def _equal(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [*CONFIGS, SEGMENTS], ids=name_of)
+def test_a_plan_computes_the_same_bits(monkeypatch, config):
+    again, long_way = _planned(monkeypatch, config)
+    for given in map(_given, (4, 5)):
+        assert _equal(again(given), long_way(given))
+
+
+@pytest.mark.gpu
+def test_a_plan_launches_on_the_current_stream(monkeypatch):
+    again, long_way = _planned(monkeypatch)
+    given = _given(4)
+    again(given)  # reads cu_seqlens, which waits
+    expected = long_way(given)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        made = again(given)
+        done = stream.record_event()
+    torch.cuda.current_stream().synchronize()
+    assert not done.query()  # it waits behind what sleeps on its stream
+    done.synchronize()
+    assert _equal(made, expected)
+
+
+@pytest.mark.gpu
+def test_a_planned_call_can_be_captured(monkeypatch):
+    again, long_way = _planned(monkeypatch)
+    given = _given(4)
+    expected = long_way(given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = again(given)
+    again(_given(5))
+    graph.replay()
+    assert _equal(made, expected)
+
+
+@pytest.mark.gpu
+def test_threads_share_a_plan(monkeypatch):
+    again, long_way = _planned(monkeypatch)
+    calls = {seed: (_given(seed), long_way(_given(seed))) for seed in range(4, 8)}
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def run(seed: int) -> None:
+        given, expected = calls[seed]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                made = again(given)
+                torch.cuda.current_stream().synchronize()
+                if not _equal(made, expected):
+                    wrong.append(seed)
+
+    workers = [threading.Thread(target=run, args=(seed,)) for seed in calls]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+def test_each_card_has_its_plan(monkeypatch):
+    for device in ("cuda:0", "cuda:1"):
+        again, long_way = _planned(monkeypatch, device=device)
+        given = _given(4, device)
+        made = again(given)
+        assert made[0].device == torch.device(device)
+        assert _equal(made, long_way(given))
+        monkeypatch.undo()
+    assert torch.cuda.current_device() == 0
