@@ -6,6 +6,7 @@ checked at every call are the launcher's config, the entries of cu_seqlens, and 
 launches. What the plan does not know, and what fails, goes the long way, which raises what there is to raise.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -25,8 +26,8 @@ from kdatune_kernels.spec import LaunchConfig
 enabled = direct.FOLLOWED
 """False: every call goes the long way."""
 
-MAX_ONCE, MAX_ENTRIES, MAX_PLANS = 1024, 256, 64
-"""Signatures met once, 3 KB each, those with plans, about 10 KB each, and plans of one."""
+MAX_ONCE, MAX_ENTRIES, MAX_PLANS, MAX_MADE = 1024, 256, 256, 16
+"""Signatures met once, 3 KB each, those with plans, about 10 KB each, ids of configs of one, and their plans."""
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PLAIN_OPTIONS = (bool, int, float, str, type(None), torch.dtype, type)
@@ -56,13 +57,19 @@ NOTHING = Tried()
 
 @dataclass
 class Entry:
-    """The calls of a signature: what they return and ask for, and by the id of a config that config and its plan, or None."""
+    """The calls of a signature: what they return and ask for, and the plans of configs, None where there is none.
+
+    Attributes:
+        made: by config.
+        plans: the same by what is cheaper to look up, the id of a config, which is kept with it.
+    """
 
     key: tuple[Any, ...]
     device: torch.device
     v_contiguous: bool
     state_sizes: tuple[int, ...] | None
     state_dtype: torch.dtype
+    made: dict[LaunchConfig, direct.Plan | None] = field(default_factory=dict)
     plans: dict[Hashable, tuple[LaunchConfig, direct.Plan | None]] = field(default_factory=dict)
 
 
@@ -165,6 +172,7 @@ def attempt(
         for run, arguments in bound:
             run(*arguments)
     except Exception:  # noqa: BLE001 - launched once more the long way, which says what it is, or quarantines the config
+        entry.made[kept[0]] = None
         entry.plans[which] = kept[0], None
         return Tried(None, counted)
     return o, ht if ht is None or entry.state_dtype is torch.float32 else ht.to(entry.state_dtype)
@@ -224,14 +232,17 @@ def remember(
         entry = Entry(
             key, o.device, v is not None and v.is_contiguous(), None if ht is None else tuple(ht.shape), state_dtype
         )
+    plan = entry.made.get(config)
+    if config not in entry.made:
+        with contextlib.suppress(Exception):  # NotPlannedError, mostly; what was launched is right, whatever this is
+            plan = make()
+        if len(entry.made) >= MAX_MADE:
+            entry.made.clear()
+        entry.made[config] = plan
     if len(entry.plans) >= MAX_PLANS:
         entry.plans.clear()
-    try:
-        plan = make()
-    except direct.NotPlannedError:
-        plan = None
     entry.plans[_given(config, longest) if given else id(config)] = config, plan
-    if len(_entries) >= MAX_ENTRIES:
+    if len(_entries) >= MAX_ENTRIES and signature not in _entries:
         for oldest in list(_entries)[: MAX_ENTRIES // 4]:
             _entries.pop(oldest, None)
     _once.pop(signature, None)

@@ -501,6 +501,7 @@ def threads() -> dict[str, Any]:
 def bounded() -> dict[str, Any]:
     """What is kept, after many signatures, addresses and configs."""
     repeated.MAX_ONCE, repeated.MAX_ENTRIES, repeated.MAX_PLANS, direct.MAX_BOUND, direct.MAX_ENCODED = 4, 8, 3, 5, 20
+    repeated.MAX_MADE = 2
     for tokens in range(16, 16 + 20):
         given = make(sizes=(1, tokens, 2, 2, 128, 128), options={"config": FUSED})
         for _ in range(3):
@@ -513,8 +514,14 @@ def bounded() -> dict[str, Any]:
         given = make(sizes=(1, 64, 2, 2, 128, 128), options={"config": kept[-1]})
         for _ in range(3):
             chunk_kda(**given)
-        plans.append(len(repeated._entries[list(repeated._entries)[-1]].plans))
+        entry = repeated._entries[list(repeated._entries)[-1]]
+        plans.append([len(entry.plans), len({id(plan) for _, plan in entry.plans.values()})])
     found["plans"] = plans
+    for warps in (1, 2, 8):
+        given["config"] = dataclasses.replace(PLAIN, k1=dataclasses.replace(PLAIN.k1, num_warps=warps))
+        for _ in range(3):
+            chunk_kda(**given)
+    found["made"] = len(entry.made)
     for i in range(10):
         chunk_kda(**make(sizes=(1, 100 + i, 2, 2, 128, 128), options={"config": PLAIN}))
     found["once after"] = len(repeated._once)
@@ -577,7 +584,7 @@ def one_changed() -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """A plan whose launch fails where the long way does not: it is tried once."""
+    """A plan whose launch fails where the long way does not, and one that cannot be made: both are tried once."""
     given = make(options={"config": PLAIN})
     for _ in range(3):
         chunk_kda(**given)
@@ -590,7 +597,12 @@ def refused() -> dict[str, Any]:
     for _, plan in _plans():
         object.__setattr__(plan, "launches", tuple((fails, draw) for _, draw in plan.launches))
     direct._bound.clear()
-    return {"bound": [_bound(given) for _ in range(3)], "tries": len(tries)}
+    found = {"bound": [_bound(given) for _ in range(3)], "tries": len(tries)}
+    repeated.forget()
+    planned, direct.plan = direct.plan, lambda *_args: tries.append(1) or fails()
+    found["no plan"] = [_bound(given) for _ in range(4)]
+    direct.plan = planned
+    return {**found, "made once": len(tries) - found["tries"]}
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ def test_what_is_kept_is_bounded_and_of_one_process():
     assert found["entries"] <= 8
     assert found["bound"] <= 5
     assert found["encoded"] <= 20
-    assert max(found["plans"]) == 3
+    assert max(kept for kept, _ in found["plans"]) == 3
+    assert max(plans for _, plans in found["plans"]) == 1  # of equal configs
+    assert found["made"] <= 2
     assert found["once after"] <= 4
     assert found["in a child"] == 0
     assert found["in the parent"] == 0
@@ -128,7 +130,8 @@ def test_one_tensor_of_other_strides_or_type_is_another_signature():
 
 
 def test_a_plan_that_cannot_launch_is_given_up():
-    assert seen("refused") == {"bound": [2, 2, 2], "tries": 1}
+    found = seen("refused")
+    assert found == {"bound": [2, 2, 2], "tries": 1, "no plan": [2, 2, 2, 2], "made once": 2}  # fails() counts, too
 
 
 def test_the_interpreter_has_no_plans():
