@@ -57,7 +57,9 @@ class _Unquoted(ast.NodeTransformer):
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
         self.generic_visit(node)
-        return ast.Tuple([node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(None)], ast.Load())
+        return ast.Tuple(
+            [node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(None)], ast.Load()
+        )
 
 
 def _is_text(line: ast.stmt) -> bool:
