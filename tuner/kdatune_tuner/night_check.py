@@ -252,7 +252,12 @@ class Checker:
             and measured.estimated == estimated
         ):
             in_night = _night_of(measured.measured_at, nights)
-            past.insert(0, measured.median_us / ratios.get(in_night or 0, 1.0))
+            if in_night is not None:
+                past.insert(0, measured.median_us / ratios.get(in_night, 1.0))
+            elif not past and self._reference.ratio is not None:
+                # By day nobody looked how the machine was: better than nothing, but not in the first night, which does not
+                # know how it is either. One on a busy H200 blamed four configs that took 10 to 19 % longer, as all did.
+                past = [measured.median_us]
         return (statistics.median(past[:ANCHOR_NIGHTS]) if past else None), noise_pct(past)
 
     def _promotion(self, champion: Champion) -> tuple[PromotionRow, MeasurementRow | None]:
