@@ -48,7 +48,8 @@ def plan(
             raise direct.NotPlannedError("the chunk tables are of this call only")
         constant += p.tables.tensors
     else:
-        tables, lay_out = launch.packed_call(cu_seqlens, p.q.shape[0])
+        # As the long way. A copy is none of the call's tensors, so that no plan comes of it.
+        tables, lay_out = launch.packed_call(cu_seqlens.contiguous(), p.q.shape[0])
         p = replace(p, tables=tables)
         scratch += tables.tensors
         launches.append(lay_out)

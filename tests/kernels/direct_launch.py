@@ -571,15 +571,15 @@ def one_changed() -> dict[str, Any]:
             given[name] = torch.nn.Parameter(apart, False) if isinstance(x, torch.nn.Parameter) else apart
             if kind is not None:
                 given[name] = x.to(kind)
-            LAUNCHED.clear()
-            BOUND.clear()
-            returned = chunk_kda(**given)
-            bound = len(BOUND)
-            ours = told(given, returned)
-            found[f"{name}, {kind}, {ends}"] = {
-                "bound": bound > 0,
-                "same": ours == told(given, long_way(given)) and ours != [],
-            }
+            bound, same = [], []
+            for _ in range(3):  # the last by a plan, where one can be made
+                LAUNCHED.clear()
+                BOUND.clear()
+                returned = chunk_kda(**given)
+                bound.append(len(BOUND))
+                ours = told(given, returned)
+                same.append(ours == told(given, long_way(given)) and ours != [])
+            found[f"{name}, {kind}, {ends}"] = {"bound": bound[0] > 0, "same": all(same)}
     return found
 
 
