@@ -12,6 +12,7 @@ from typing import Any
 from kdatune_kernels.errors import UsageError
 
 VARIABLE = "KDATUNE_SMS"
+_MOST_DIGITS = 9  # CUDA takes 32 bits, and torch a larger number for one of another type
 _SM_RESOURCE = 1  # CU_DEV_RESOURCE_TYPE_SM of cuda.h
 _RESOURCE_BYTES = 512  # a CUdevResource has 144
 _SM_COUNT_AT = 96  # behind its type and 92 bytes of padding, first in CUdevSmResource
@@ -26,7 +27,7 @@ def wanted_sms() -> int | None:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
         raise UsageError(f"{VARIABLE}={text!r} is no number of SMs; unset it to use the whole card")
     return int(text)
 

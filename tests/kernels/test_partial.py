@@ -67,7 +67,7 @@ def test_nothing_set_is_the_whole_card(monkeypatch):
     assert partial.wanted_sms() == 80
 
 
-@pytest.mark.parametrize("text", ["0", "-8", "eighty", "8.5", "\u0668"])
+@pytest.mark.parametrize("text", ["0", "-8", "eighty", "8.5", "\u0668", "4294967304", "9" * 5000])
 def test_no_number_is_said(monkeypatch, text):
     monkeypatch.setenv("KDATUNE_SMS", text)
     with pytest.raises(UsageError, match="is no number of SMs"):
