@@ -66,15 +66,14 @@ class Entry:
 
     key: tuple[Any, ...]
     device: torch.device
-    v_contiguous: bool
     state_sizes: tuple[int, ...] | None
     state_dtype: torch.dtype
     made: dict[LaunchConfig, direct.Plan | None] = field(default_factory=dict)
     plans: dict[Hashable, tuple[LaunchConfig, direct.Plan | None]] = field(default_factory=dict)
 
 
-_LONGEST, _V = 9, 2
-"""Where the longest sequence stands in the launcher's key, and v among the tensors."""
+_LONGEST = 9
+"""Where the longest sequence stands in the launcher's key."""
 
 _once: dict[Hashable, None] = {}
 _entries: dict[Hashable, Entry] = {}
@@ -151,11 +150,11 @@ def attempt(
             return Tried(None, counted)
     device = entry.device
     try:
-        o = torch.empty_like(v) if entry.v_contiguous else torch.empty(v.shape, dtype=v.dtype, device=device)
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
         ht = None
         if entry.state_sizes is not None:
-            if h0 is not None and h0.dtype is torch.float32:  # contiguous: else there were no plan
-                ht = torch.empty_like(h0)
+            if h0 is not None and h0.dtype is torch.float32:
+                ht = torch.empty_like(h0, memory_format=torch.contiguous_format)
             else:
                 ht = torch.empty(entry.state_sizes, dtype=torch.float32, device=device)
         block = torch.empty(plan.block_bytes, dtype=torch.uint8, device=device) if plan.block_bytes else None
@@ -209,7 +208,7 @@ def remember(
         make: the plan of these launches, made when the signature is met again.
     """
     signature = tried.signature
-    if signature is None:
+    if signature is None or not _plain(options, tensors):
         return
     entry = _entries.get(signature)
     if entry is None and signature not in _once:
@@ -219,19 +218,11 @@ def remember(
         return
     addresses = [x.data_ptr() for x in (*tensors, o, ht) if x is not None]
     one_place = len(set(addresses)) < len(addresses)  # then which of them a launch reads shows in another call only
-    if (
-        one_place
-        or any(x % direct.ADDRESS_BYTES for x in addresses)
-        or direct.watched()
-        or not _plain(options, tensors)
-    ):
+    if one_place or any(x % direct.ADDRESS_BYTES for x in addresses) or direct.watched():
         return
     longest = key[_LONGEST]
     if entry is None:
-        v = tensors[_V]
-        entry = Entry(
-            key, o.device, v is not None and v.is_contiguous(), None if ht is None else tuple(ht.shape), state_dtype
-        )
+        entry = Entry(key, o.device, None if ht is None else tuple(ht.shape), state_dtype)
     plan = entry.made.get(config)
     if config not in entry.made:
         with contextlib.suppress(Exception):  # NotPlannedError, mostly; what was launched is right, whatever this is

@@ -87,9 +87,7 @@ def make(
     def rows(heads, size):
         if not strided:
             return torch.zeros(B, T, heads, size, dtype=dtype)
-        return torch.zeros(B, T, 3 * heads * size, dtype=dtype)[..., heads * size : 2 * heads * size].unflatten(
-            -1, (heads, size)
-        )
+        return torch.zeros(B, T, 3 * heads, size, dtype=dtype)[:, :, heads : 2 * heads]
 
     wide = torch.zeros(B, T, 8 + HV, dtype=beta or dtype)
     given = {
@@ -121,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16 states in and out": {"state": HALF, "options": {"final_state_dtype": torch.bfloat16}},
     "final state only": {"options": {"output_final_state": True}},
     "strided": {"strided": True},
+    "one token of a wider tensor": {"strided": True, "sizes": (1, 1, 2, 2, 128, 128)},
     "strided, by TMA": {"strided": True, "options": {"config": TWO_CONSUMERS}, "state": KV},
     "fp16": {"dtype": torch.float16, "beta": torch.float32},
     "fast": {"options": {"precision": "fast"}},
@@ -525,6 +524,11 @@ def bounded() -> dict[str, Any]:
     for i in range(10):
         chunk_kda(**make(sizes=(1, 100 + i, 2, 2, 128, 128), options={"config": PLAIN}))
     found["once after"] = len(repeated._once)
+    repeated.forget()
+    chunk_kda(**{**given, "lower_bound": torch.tensor(-5.0)})
+    found["tensors kept"] = len(repeated._once)
+    for _ in range(2):
+        chunk_kda(**given)
     chunk_kda(**given)
     child = os.fork()
     if not child:

@@ -114,6 +114,7 @@ def test_what_is_kept_is_bounded_and_of_one_process():
     assert max(plans for _, plans in found["plans"]) == 1  # of equal configs
     assert found["made"] <= 2
     assert found["once after"] <= 4
+    assert found["tensors kept"] == 0
     assert found["in a child"] == 0
     assert found["in the parent"] == 0
 
