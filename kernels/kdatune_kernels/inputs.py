@@ -16,6 +16,7 @@ from kdatune_kernels.spec import CHUNK_TOKENS
 KEY_SIZES = (64, 128)
 VALUE_SIZES = (64, 128, 256)
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
+_FP32_MAX = torch.finfo(torch.float32).max
 
 
 def check_options(
@@ -57,16 +58,25 @@ def check_options(
 
 
 def check_scale(scale: float | None) -> None:
-    """Raise TypeError for what is no number, ValueError for one that is not finite."""
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real)):
+    """Raise TypeError for what is no number, ValueError for one that is not finite in fp32."""
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, not {scale}")
+    if not abs(scale) <= _FP32_MAX:
+        beyond = ", which fp32 does not hold" if abs(scale) < math.inf else ""
+        raise ValueError(f"scale must be finite, not {scale}{beyond}")
 
 
 def check_lower_bound(lower_bound: float) -> None:
-    """Raise ValueError outside [-5, 0)."""
-    if not -5.0 <= float(lower_bound) < 0.0:
+    """Raise TypeError for what is no number, ValueError outside [-5, 0)."""
+    try:
+        value = float(lower_bound)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"lower_bound must be a number in [-5, 0), not a {type(lower_bound).__name__}") from error
+    except OverflowError:
+        value = math.nan
+    if not -5.0 <= value < 0.0:
         raise ValueError(f"lower_bound must be in [-5, 0), not {lower_bound}: 16 tokens of a stronger decay leave fp32")
 
 
@@ -104,6 +114,8 @@ def check_tensors(
     for name, x in present.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.layout is not torch.strided:
+            raise NotImplementedError(f"{name} is {x.layout}; dense tensors are supported")
     if q.dim() != 4:
         raise ValueError(f"q must be [B, T, H, K], not {list(q.shape)}")
     if v.dim() != 4:
@@ -232,6 +244,8 @@ def packed_lengths(
 
 def check_ends(name: str, ends: torch.Tensor, B: int) -> None:
     """Raise TypeError or ValueError for a cu_seqlens of the wrong type or form; its entries are not read."""
+    if not isinstance(ends, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(ends).__name__}")
     _typed(name, ends, torch.int32, torch.int64)
     if ends.dim() != 1 or ends.numel() < 2:
         raise ValueError(f"{name} must be 1-D with N + 1 >= 2 entries, not {list(ends.shape)}")

@@ -300,6 +300,8 @@ def test_a_captured_packed_call_follows_its_cu_seqlens(device):
     [
         (float("nan"), (ValueError, "scale must be finite, not nan")),
         (float("-inf"), (ValueError, "scale must be finite, not -inf")),
+        (10**400, (ValueError, "scale must be finite, not 1000")),
+        (1e39, (ValueError, "scale must be finite, not 1e\\+39, which fp32 does not hold")),
         (True, (TypeError, "scale must be a number or None, not bool")),
         ("0.1", (TypeError, "scale must be a number or None, not str")),
         (torch.tensor(0.1), (TypeError, "scale must be a number or None, not Tensor")),
@@ -312,6 +314,25 @@ def test_a_scale_that_is_no_number_is_refused(scale, error, sample):
     with pytest.raises(kind, match=says):
         inputs.check_scale(scale)
     inputs.check_scale(np.float32(0.1))
+
+
+@pytest.mark.parametrize("lower_bound", ["x", [-5.0], -5 + 0j, torch.tensor([-5.0, -5.0])])
+def test_a_lower_bound_that_is_no_number_is_refused_by_name(lower_bound, sample):
+    with pytest.raises(TypeError, match="lower_bound must be a number"):
+        call(sample, lower_bound=lower_bound)
+
+
+@pytest.mark.parametrize("ends", [[0, 20, 32], "x", 5])
+def test_cu_seqlens_cpu_must_be_a_tensor(ends, sample):
+    with pytest.raises(TypeError, match=r"cu_seqlens_cpu must be a torch.Tensor"):
+        call(sample, cu_seqlens_cpu=ends)
+
+
+@pytest.mark.parametrize("name", ["q", "v", "beta", "A_log", "initial_state", "cu_seqlens"])
+def test_a_sparse_tensor_is_refused_by_name(name, sample):
+    x = sample.tensors().get(name, torch.tensor([0, 20, 32]))
+    with pytest.raises(NotImplementedError, match=rf"{name} is torch.sparse_coo"):
+        call(sample, **{name: x.to_sparse()})
 
 
 class OnCard(torch.Tensor):
