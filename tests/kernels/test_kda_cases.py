@@ -11,6 +11,7 @@ from kda_calls import call
 from kda_calls import name_of
 from kda_calls import ratios
 
+from kdatune_kernels import launch
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 
@@ -77,6 +78,24 @@ def test_empty_sequences(config, with_state, device):
         assert torch.equal(o[:, start : start + length], alone_o)
         assert torch.equal(ht[n], alone_ht[0])
         start += length
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_without_tokens_nothing_is_launched(packed, with_state, device, monkeypatch):
+    def launched(*_args, **_kwargs):
+        raise AssertionError("a launch")
+
+    for name in ("dense_tables", "packed_tables", "run_k1", "run_k2"):
+        monkeypatch.setattr(launch, name, launched)
+    sample = samples.make((0,), 2, device=device, initial_state=with_state)
+    if packed:
+        sample = replace(
+            sample, lengths=(0, 0), initial_state=None if not with_state else sample.initial_state.repeat(2, 1, 1, 1)
+        )
+    o, ht = call(sample)
+    assert o.shape == sample.v.shape
+    assert torch.equal(ht, sample.initial_state if with_state else torch.zeros_like(ht))
 
 
 def _slice(sample, start, length, h0):

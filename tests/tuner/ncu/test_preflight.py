@@ -1,11 +1,14 @@
 """What doctor is told about counters."""
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
+from kdatune_tuner import doctor
 from kdatune_tuner.ncu.preflight import counters_unavailable
+from kdatune_tuner.settings import Settings
 
 
 @pytest.fixture
@@ -36,6 +39,15 @@ def test_the_driver_gives_counters_to_administrators_only(make_ncu, files, admin
     assert (told and told.code) == code
     if told is not None:
         assert "NVreg_RestrictProfilingToAdminUsers=0" in told.text()
+
+
+def test_doctor_says_what_to_do_about_a_permission(make_ncu, files, monkeypatch, tmp_path: Path) -> None:
+    make_ncu()
+    monkeypatch.setattr(doctor, "counters_unavailable", functools.partial(counters_unavailable, **files(1, "0")))
+    told = doctor.examine(Settings(database_url=f"sqlite:///{tmp_path / 'kdatune.db'}"))
+    (found,) = [one for one in told if one.check == "counters"]
+    assert (found.state, found.detail.split(":")[0]) == ("problem", "no_permission")
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in found.remedy
 
 
 def test_no_ncu(files) -> None:
