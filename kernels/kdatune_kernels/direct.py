@@ -11,7 +11,6 @@ import inspect
 import itertools
 import math
 import operator
-import os
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -284,9 +283,6 @@ def _in_c(runner: Any) -> Callable[..., Any]:
 
 
 def forget() -> None:
-    """What was kept for addresses is of another process."""
+    """What was kept for addresses: `repeated` does after a fork."""
     _bound.clear()
     _encoded.clear()
-
-
-os.register_at_fork(after_in_child=forget)
