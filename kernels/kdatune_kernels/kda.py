@@ -25,6 +25,16 @@ from kdatune_kernels.spec import Precision
 from kdatune_kernels.spec import Shape
 
 _PRECISIONS = get_args(Precision)
+_Tensors = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -78,7 +88,7 @@ def chunk_kda(
     """The KDA forward of one or many sequences: outputs and, when asked for, the final state.
 
     The signature is flash-linear-attention's `chunk_kda`, so that it drops in; what is not supported raises at once.
-    Inputs are never written to. Fit for CUDA-graph capture, also as the very first call.
+    Inputs are never written to. Fit for CUDA-graph capture, also as the very first call; torch.compile breaks its graph here.
 
     Args:
         q, k: [B, T, H, K] bf16 or fp16, raw; B batch, T tokens, H heads, K 64 or 128. L2-normalised in the kernel.
@@ -132,6 +142,22 @@ def chunk_kda(
         scale.__class__,
     )
     tensors = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    others = (cu_seqlens, cu_seqlens_cpu, options, config, checkpoints, checkpoint_tokens)
+    if torch.compiler.is_compiling():  # Dynamo breaks its graph here; it cannot trace Triton's launches
+        call: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = torch.compiler.disable(_called)
+        return call(tensors, *others)
+    return _called(tensors, *others)
+
+
+def _called(
+    tensors: _Tensors,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_cpu: torch.Tensor | None,
+    options: tuple[Any, ...],
+    config: LaunchConfig | None,
+    checkpoints: torch.Tensor | None,
+    checkpoint_tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     tried = repeated.NOTHING
     if repeated.enabled and checkpoints is None and checkpoint_tokens is None:
         done = repeated.attempt(launcher, config, options, *tensors, cu_seqlens, cu_seqlens_cpu)

@@ -335,6 +335,15 @@ def test_a_sparse_tensor_is_refused_by_name(name, sample):
         call(sample, **{name: x.to_sparse()})
 
 
+def test_a_compiled_caller_breaks_its_graph_at_the_call(sample):
+    """Dynamo used to trace into Triton's launch path, and failed there."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda sample: call(sample)[0] * 2, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(sample), call(sample)[0] * 2)
+        assert torch.equal(compiled(sample), call(sample)[0] * 2)
+
+
 class OnCard(torch.Tensor):
     """A tensor that says it is on the second card, for what must be known without one."""
 
