@@ -14,7 +14,13 @@ import kdatune_kernels
 TREE = Path(kdatune_kernels.__file__).parents[2]
 FOLDER = TREE / "benchmarks" / "candidates"
 # One representative kernel for the patches of a stage, by the first word of their names.
-KERNEL = {"k1": "k1 cp_async", "k2": "k2 64", "seg": "pass A", "fused": "default many chains"}
+KERNEL = {
+    "k1": "k1 cp_async",
+    "k2": "k2 64",
+    "seg": "pass A",
+    "fused": "default many chains",
+    "pairs": "default one wave",
+}
 WAITING = sorted(FOLDER.glob("*.patch"))
 WRONG = """A wrong kernel, on purpose.
 --- a/kernels/kdatune_kernels/recurrence.py
