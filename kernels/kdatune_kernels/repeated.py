@@ -7,6 +7,7 @@ launches. What the plan does not know, and what fails, goes the long way, which 
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -26,8 +27,10 @@ from kdatune_kernels.spec import LaunchConfig
 enabled = direct.FOLLOWED
 """False: every call goes the long way."""
 
-MAX_ONCE, MAX_ENTRIES, MAX_PLANS, MAX_MADE = 1024, 256, 256, 16
+MAX_ONCE, MAX_ENTRIES, MAX_PLANS, MAX_MADE = 1024, 1024, 256, 16
 """Signatures met once, 3 KB each, those with plans, about 10 KB each, ids of configs of one, and their plans."""
+ADMIT_EVERY = 8
+"""Of so many signatures that could have a plan, one takes a kept one's place: a plan costs three calls the long way."""
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PLAIN_OPTIONS = (bool, int, float, str, type(None), torch.dtype, type)
@@ -77,6 +80,7 @@ _LONGEST = 9
 
 _once: dict[Hashable, None] = {}
 _entries: dict[Hashable, Entry] = {}
+_newcomers = itertools.count()
 
 
 def attempt(
@@ -222,6 +226,8 @@ def remember(
         return
     longest = key[_LONGEST]
     if entry is None:
+        if len(_entries) >= MAX_ENTRIES and next(_newcomers) % ADMIT_EVERY:
+            return
         entry = Entry(key, o.device, None if ht is None else tuple(ht.shape), state_dtype)
     plan = entry.made.get(config)
     if config not in entry.made:
@@ -234,7 +240,7 @@ def remember(
         entry.plans.clear()
     entry.plans[_given(config, longest) if given else id(config)] = config, plan
     if len(_entries) >= MAX_ENTRIES and signature not in _entries:
-        for oldest in list(_entries)[: MAX_ENTRIES // 4]:
+        for oldest in list(_entries)[:1]:
             _entries.pop(oldest, None)
     _once.pop(signature, None)
     _entries[signature] = entry

@@ -507,6 +507,7 @@ def bounded() -> dict[str, Any]:
             chunk_kda(**given)
     found = {"entries": len(repeated._entries), "once": len(repeated._once), "bound": len(direct._bound)}
     found["encoded"] = len(direct._encoded)
+    repeated.forget()
     kept, plans = [], []
     for _ in range(8):
         kept.append(dataclasses.replace(PLAIN))
@@ -537,6 +538,16 @@ def bounded() -> dict[str, Any]:
     found["in a child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     found["in the parent"] = _bound(given)
     return found
+
+
+def crowded() -> dict[str, Any]:
+    """More signatures in turn than are kept: how many calls of 20 rounds were repeated ones, and how many plans were made."""
+    repeated.MAX_ENTRIES = 8
+    made, planned = [], direct.plan
+    direct.plan = lambda *args: made.append(1) or planned(*args)
+    calls = [make(sizes=(1, 16 * i, 2, 2, 128, 128), options={"config": FUSED}) for i in range(1, 13)]
+    bound = [_bound(given) for _ in range(20) for given in calls]
+    return {"calls": len(bound), "repeated": bound.count(0), "made": len(made), "kept": len(repeated._entries)}
 
 
 def one_place() -> dict[str, Any]:

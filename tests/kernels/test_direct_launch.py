@@ -119,6 +119,13 @@ def test_what_is_kept_is_bounded_and_of_one_process():
     assert found["in the parent"] == 0
 
 
+def test_more_signatures_than_are_kept_do_not_drive_each_other_out():
+    found = seen("crowded")
+    assert found["kept"] == 8
+    assert found["repeated"] > found["calls"] / 2
+    assert found["made"] < found["calls"] / 10
+
+
 def test_two_arguments_in_one_place_make_no_plan_and_take_one():
     assert seen("one_place") == {"alike": [3, 2, 2, 2], "apart": [2, 0], "same": True}
 
