@@ -127,6 +127,17 @@ def test_an_estimate_never_replaces_what_was_measured_end_to_end() -> None:
     assert first.reason.endswith("estimated as the sum of its parts")
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_gain_over_an_estimate_says_so(served: bool) -> None:
+    def reason(estimated: bool) -> str:
+        baseline = alone("baseline", 300.0, estimated=estimated)
+        decision = decide(alone("challenger", 270.0), baseline if served else None, baseline, POLICY)
+        assert decision.decision is Verdict.PROMOTED
+        return decision.reason
+
+    assert reason(True) == f"{reason(False)}; estimated as the sum of its parts"
+
+
 def test_the_first_champion_must_gain_over_the_default() -> None:
     assert decide(alone("a", 290.0), None, alone("default", 300.0), POLICY).decision is Verdict.PROMOTED
     assert decide(alone("a", 301.0, 0.01), None, alone("default", 300.0, 0.01), POLICY).decision is Verdict.TIE

@@ -197,9 +197,9 @@ class Duel:
             self._keep(challenger, run)
         if run.ok and (not run.estimated or before[1].estimated):
             self._keep(incumbent, replace(theirs, estimated=run.estimated))
-        first = replace(before[0], outcome=run.outcome, samples_us=run.samples_us, rounds=rounds)
-        second = replace(before[1], samples_us=run.against_us, rounds=rounds) if run.ok else before[1]
-        return first, second
+        first, second = before if run.estimated else [replace(one, estimated=False) for one in before]
+        first = replace(first, outcome=run.outcome, samples_us=run.samples_us, rounds=rounds)
+        return first, replace(second, samples_us=run.against_us, rounds=rounds) if run.ok else before[1]
 
     def _store(self, decision: Decision, pair: WholeConfig, baseline: WholeConfig | None) -> Promotion:
         baseline_id = None if baseline is None else self._known[baseline].measurement_id

@@ -73,7 +73,7 @@ def decide(challenger: Contender, champion: Contender | None, default: Contender
         reason = "an estimated time never replaces a champion measured end to end"
         return Decision(Verdict.REJECTED, gain, low, high, reason)
     least_pct = policy.min_gain_pct if _paired(challenger, champion) else policy.unpaired_min_gain_pct
-    return _verdict(gain, low, high, least_pct, "faster", f"the champion{_how(challenger)}")
+    return _verdict(gain, low, high, least_pct, "faster", f"the champion{_how(challenger, champion)}")
 
 
 def _verdict(gain: float, low: float, high: float, least_pct: float, won: str, whom: str) -> Decision:
@@ -97,7 +97,7 @@ def _first(challenger: Contender, champion: Contender | None, default: Contender
         return Decision(Verdict.PROMOTED, 1.0, 1.0, 1.0, f"{why}: the default itself is the best{_how(challenger)}")
     gain, low, high = _gain(challenger, default, policy)
     least_pct = policy.min_gain_pct if _paired(challenger, default) else policy.unpaired_min_gain_pct
-    return _verdict(gain, low, high, least_pct, why, f"the default{_how(challenger)}")
+    return _verdict(gain, low, high, least_pct, why, f"the default{_how(challenger, default)}")
 
 
 def _paired(a: Contender, b: Contender) -> bool:
@@ -122,5 +122,5 @@ def _pct(gain: float) -> str:
     return f"{(gain - 1.0) * 100.0:+.1f} %"
 
 
-def _how(challenger: Contender) -> str:
-    return "; estimated as the sum of its parts" if challenger.estimated else ""
+def _how(*compared: Contender) -> str:
+    return "; estimated as the sum of its parts" if any(one.estimated for one in compared) else ""
