@@ -247,6 +247,9 @@ class Requested(BaseModel):
     shape_key: str
 
 
+_ESTIMATED = "true when measured_us is the sum of its parts, not measured end to end"
+
+
 class Resolved(BaseModel):
     """A launch config for one card and shape, and why it is this one."""
 
@@ -261,8 +264,12 @@ class Resolved(BaseModel):
         "nearest answers were measured to cost near by; null: not known, as of a default"
     )
     generation: int = Field(description="the store's generation that the answer is of")
-    measured_us: float | None = Field(description="measured for the shape in provenance")
-    default_us: float | None = Field(description="the default config's time, measured for the shape in provenance")
+    measured_us: float | None = Field(description="the config's time on the shape in provenance; see estimated")
+    estimated: bool = Field(description=_ESTIMATED)
+    default_us: float | None = Field(
+        description="the default config's time on the shape in provenance, as the decision had it; of a pair that was not "
+        "measured end to end the sum of its parts"
+    )
     provenance: Provenance | None = Field(description="null when the default config is answered")
     stale: bool
     stale_reason: str | None
@@ -285,6 +292,7 @@ class SnapshotChampion(BaseModel):
     nearest_regret: float | None = Field(
         description="what the nearest answer would have cost for this shape (time over this config's, x); null: not known"
     )
+    estimated: bool = Field(description=_ESTIMATED)
 
 
 class OtherSnapshotChampion(BaseModel):

@@ -44,6 +44,7 @@ class Champion:
 
     nearest_regret: what the nearest answer would have cost for this very shape when it was decided about (time over that of
         this config, x): the answer from the other champions, measured here. None: nothing near was tuned then.
+    estimated: measured_us is the sum of its parts, K1 and K2 each alone, not measured end to end.
     """
 
     gpu: Gpu
@@ -57,6 +58,7 @@ class Champion:
     stale_reason: str | None = None
     kernel: str = "kda"
     nearest_regret: float | None = None
+    estimated: bool = False
 
     @functools.cached_property
     def default(self) -> LaunchConfig:

@@ -156,7 +156,12 @@ def parse_champion(entry: Any) -> Champion:
     if reason:
         raise SnapshotError(f"config refused: {reason}")
     return Champion(
-        gpu=gpu, shape=shape, config=config, **_evidence(entry), nearest_regret=_ratio(entry, "nearest_regret")
+        gpu=gpu,
+        shape=shape,
+        config=config,
+        **_evidence(entry),
+        nearest_regret=_ratio(entry, "nearest_regret"),
+        estimated=_flag(entry, "estimated"),
     )
 
 
@@ -266,6 +271,13 @@ def _ratio(entry: Mapping[str, Any], name: str) -> float | None:
     if type(value) not in (int, float) or not 1 <= value < math.inf:
         raise SnapshotError(f"{name} must be a ratio >= 1 or null, not {_brief(value)}")
     return float(value)
+
+
+def _flag(entry: Mapping[str, Any], name: str) -> bool:
+    value = entry.get(name, False)  # services of before do not send it
+    if type(value) is not bool:
+        raise SnapshotError(f"{name} must be true or false, not {_brief(value)}")
+    return value
 
 
 def _time_us(entry: Mapping[str, Any], name: str) -> float | None:

@@ -46,7 +46,7 @@ def test_an_exact_answer_says_all_it_knows(client, shelf, helpers):
     assert from_json(LaunchConfig, body["config"]) == stored.config
     assert (body["match"], body["gpu_level"], body["reason"]) == ("exact", "exact", "tuned for this shape")
     assert (body["expected_regret"], body["generation"]) == (1.0, stored.generation)
-    assert (body["measured_us"], body["default_us"]) == (610.25, 625.5)
+    assert (body["measured_us"], body["estimated"], body["default_us"]) == (610.25, False, 625.5)
     assert (body["stale"], body["stale_reason"]) == (False, None)
     provenance = body["provenance"]
     assert provenance["gpu"] == to_json(helpers.H200)
@@ -65,7 +65,22 @@ def test_nothing_tuned_gives_the_default(client, helpers):
     assert body["config"] == to_json(default_config(shape, KNOWN_GPUS["NVIDIA B200"]))
     assert (body["match"], body["gpu_level"], body["generation"]) == ("default", "none", 0)
     assert (body["measured_us"], body["default_us"], body["provenance"]) == (None, None, None)
+    assert body["estimated"] is False
     assert body["requested"]["gpu_source"] == "known"
+
+
+def test_a_time_that_is_a_sum_says_so(client, shelf):
+    shelf.promote(shape_of(1, 96, 8192), estimated=True)
+    shelf.promote(shape_of(1, 8, 8192))
+    told = [
+        strict(client.get(URL, params={"gpu": "NVIDIA H200", "N": 1, "H": heads, "T": tokens}).json())
+        for heads, tokens in ((96, 8192), (96, 8000), (8, 8192))
+    ]
+    assert [(one.match, one.measured_us, one.estimated) for one in told] == [
+        ("exact", 610.25, True),
+        ("bucket", 610.25, True),
+        ("exact", 610.25, False),
+    ]
 
 
 MATCHES = {

@@ -24,6 +24,7 @@ def test_the_document_is_what_a_launcher_reads(client, shelf, helpers):
     for shape, config in zip(shapes, helpers.configs_for(helpers.SHAPE, helpers.H200, 3), strict=True):
         shelf.promote(shape, config)
     shelf.promote(gpu=KNOWN_GPUS["NVIDIA H100 80GB HBM3"])  # same silicon
+    shelf.promote(shape_of(1, 8, 64), estimated=True)
     last = shelf.promote(gpu=KNOWN_GPUS["NVIDIA H20"])  # other silicon
     response = client.get(URL)
     TypeAdapter(SnapshotDocument).validate_json(response.content, strict=True)
@@ -33,7 +34,8 @@ def test_the_document_is_what_a_launcher_reads(client, shelf, helpers):
     with reading(shelf.engine) as s:
         stored = [c for c in champions(s) if c.gpu.name != "NVIDIA H20"]
     assert set(snapshot.champions) == set(stored)
-    assert len(snapshot.champions) == 4
+    assert len(snapshot.champions) == 5
+    assert [c.shape for c in snapshot.champions if c.estimated] == [shape_of(1, 8, 64)]
     # what a launcher finds in it is what resolve answers
     for shape in (*shapes, shape_of(1, 96, 8000)):
         answer = client.get("/v1/configs/resolve", params=helpers.query(shape, "NVIDIA H200")).json()

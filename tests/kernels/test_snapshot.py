@@ -73,7 +73,7 @@ def test_the_entry_has_every_field_of_the_contract() -> None:
     entry = document()["champions"][3]
     assert list(document()) == ["schema", "gpu", "generation", "others", "champions"]
     facts = ("kernel", "gpu", "shape", "config", "generation", "measured_us", "default_us")
-    assert sorted(entry) == sorted((*facts, "build", "measured_at", "stale_reason", "nearest_regret"))
+    assert sorted(entry) == sorted((*facts, "build", "measured_at", "stale_reason", "nearest_regret", "estimated"))
     assert (entry["build"], entry["measured_us"], entry["stale_reason"]) == (None, None, None)
 
 
@@ -86,6 +86,16 @@ def test_what_the_nearest_answer_cost_goes_along_and_may_be_left_out() -> None:
     sent["champions"][0]["nearest_regret"] = 0.5
     (skipped,) = parse_snapshot(sent).skipped
     assert skipped.reason == "nearest_regret must be a ratio >= 1 or null, not 0.5"
+
+
+def test_an_estimated_time_goes_along_as_such() -> None:
+    champion = Champion(H200, SHAPE, CONFIGS[0], 1, 600.0, 620.0, estimated=True)
+    measured = dataclasses.replace(champion, estimated=False)
+    sent = json.loads(json.dumps(dump_snapshot(Snapshot(SCHEMA, H200, 1, (champion, measured)))))
+    assert [entry["estimated"] for entry in sent["champions"]] == [True, False]
+    assert parse_snapshot(sent).champions == (champion, measured)
+    del sent["champions"][0]["estimated"]  # of a service or a disk copy of before
+    assert parse_snapshot(sent).champions == (measured, measured)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +171,9 @@ def _set(entry: dict[str, Any], path: str, value: Any) -> None:
         ("measured_us", 0, "measured_us must be a time > 0 or null, not 0"),
         ("measured_us", True, "measured_us must be a time > 0 or null, not True"),
         ("default_us", 1e400, "default_us must be a time > 0 or null, not inf"),
+        ("estimated", 1, "estimated must be true or false, not 1"),
+        ("estimated", None, "estimated must be true or false, not None"),
+        ("estimated", "true", "estimated must be true or false, not 'true'"),
         ("build", {}, "Build lacks field(s)"),
         ("measured_at", 17, "measured_at must be a text"),
         ("stale_reason", "x" * 501, "stale_reason must be a text of at most 500 characters"),

@@ -61,6 +61,7 @@ def test_resolved_exactly_and_near_by(tuned: Tuned, client: TestClient) -> None:
     assert exact["config"] == tuned.best.json()
     assert (exact["match"], exact["gpu_level"], exact["stale"]) == ("exact", "exact", False)
     assert (exact["measured_us"], exact["default_us"]) == (tuned.best_us, tuned.default_us)
+    assert exact["estimated"] is False
     assert exact["provenance"]["shape"] == {"columns": 500, "dtype": "bf16", "rows": 8}
     assert exact["requested"]["shape_key"] == "columns=500,dtype=bf16,rows=8"
     assert resolve(client, "dtype=bf16,columns=500,rows=8").json() == exact

@@ -215,6 +215,23 @@ def test_a_second_run_tells_what_the_first_told(engine: Engine, make_sweep) -> N
     assert second.best == champion(engine).config
 
 
+def test_what_is_compared_as_two_sums_says_so(engine: Engine, make_sweep) -> None:
+    """The default's pair was not recorded: it meets the best by the sums of their parts, 300 and 280 us."""
+    tuned = tune(engine, make_sweep([100.0, 80.0], [200.0], {(1, 0): 290.0}))
+    assert (tuned.default_us, tuned.best_us, tuned.estimated) == (300.0, 290.0, False)
+    assert tuned.promotion.gain == pytest.approx(300.0 / 280.0)
+    assert tuned.promotion.reason.endswith("against the default; estimated as the sum of its parts")
+    assert (champion(engine).measured_us, champion(engine).estimated) == (290.0, False)
+
+
+def test_what_was_estimated_and_is_measured_now_is_no_estimate(engine: Engine, make_sweep) -> None:
+    tune(engine, make_sweep([100.0], [200.0]))
+    assert champion(engine).estimated
+    tuned = tune(engine, make_sweep([100.0, 80.0], [200.0], {(0, 0): 310.0, (1, 0): 290.0}, name="second.gz"))
+    assert tuned.promotion.reason.endswith("against the champion")
+    assert (champion(engine).measured_us, champion(engine).estimated) == (290.0, False)
+
+
 def test_an_estimate_does_not_displace_a_pair_that_was_measured(engine: Engine, make_sweep) -> None:
     first = make_sweep([100.0], [200.0], {(0, 0): 310.0})
     tune(engine, first)

@@ -28,6 +28,7 @@ from kdatune_api.remember import RememberingRoute
 from kdatune_api.remember import answer_with
 from kdatune_api.schemas import Resolved
 from kdatune_api.schemas import ResolveQuery
+from kdatune_kernels.match import Champion
 from kdatune_kernels.match import Match
 from kdatune_kernels.others import OtherMatch
 from kdatune_kernels.space import config_ok
@@ -108,6 +109,8 @@ def _body(found: Match | OtherMatch, card: Card, shape: Shape | OtherShape, gene
         "expected_regret": found.expected_regret,
         "generation": generation,
         "measured_us": champion.measured_us if champion else None,
+        # another kernel has no parts: it is always measured whole
+        "estimated": isinstance(champion, Champion) and champion.estimated,
         "default_us": champion.default_us if champion else None,
         "provenance": champion
         and {

@@ -45,6 +45,15 @@ def test_a_promotion_is_served_with_its_provenance(engine: Engine, world) -> Non
     assert champion.measured_at == measured_at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@pytest.mark.parametrize("estimated", [False, True])
+def test_a_champion_says_whether_its_time_is_a_sum(engine: Engine, world, estimated: bool) -> None:
+    with writing(engine) as s:
+        world.promote(s, writes.add_measurement(s, world.new(estimated=estimated)))
+    with reading(engine) as s:
+        (champion,) = queries.champions(s)
+    assert champion.estimated is estimated
+
+
 def test_only_promotions_and_rollbacks_change_what_is_served(engine: Engine, world) -> None:
     first, second = world.config(stages_in=2), world.config(stages_in=4)
     with writing(engine) as s:

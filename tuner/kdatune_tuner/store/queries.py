@@ -274,6 +274,7 @@ def _champion(
             measured_at=rfc3339(measurement.measured_at),
             kernel=promotion.kernel,
             nearest_regret=promotion.nearest_regret,
+            estimated=measurement.estimated,
         )
         return checked(champion)
     except StoreError as error:
