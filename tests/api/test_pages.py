@@ -199,6 +199,15 @@ def test_what_is_stale_is_what_the_service_says_is_stale(client, shelf, helpers)
     assert items(client, "/", "heatmap", status="stale")[0]["shape"] == SMALL.key()
 
 
+@pytest.mark.parametrize("estimated", [False, True])
+def test_the_pages_say_that_a_time_is_a_sum(client, shelf, helpers, estimated):
+    shelf.promote(estimated=estimated)
+    shelf.promote(gpu=KNOWN_GPUS["NVIDIA H100 80GB HBM3"])
+    cards = {"gpu_a": "NVIDIA H200", "gpu_b": "NVIDIA H100 80GB HBM3"}
+    for path, params in (("/", {}), ("/configs", {}), ("/waves", {"gpu": "NVIDIA H200"}), ("/compare", cards)):
+        assert ("estimated" in text(client, path, **params)) == estimated, path
+
+
 def test_every_promotion_is_on_the_next_page(client, shelf, helpers):
     """The pages keep what they know of earlier generations; they must show what a fresh service would."""
     configs = helpers.configs_for(helpers.SHAPE, helpers.H200, 4)

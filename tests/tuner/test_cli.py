@@ -206,9 +206,13 @@ def test_resolve_shows_the_layers_and_the_database(run: Run, replay: Run) -> Non
     assert document["database"]["match"] == "exact"
     assert document["database"]["config"] == tuned["best_config"]
     assert document["database"]["measured_us"] == pytest.approx(tuned["best_us"])
+    assert (document["database"]["estimated"], tuned["estimated"]) == (True, True)  # this sweep holds no pairs
     shown = run("resolve", "--gpu", H200, "--shape", KEY)
     assert shown.returncode == 0
-    assert "database" in shown.stdout
+    (line,) = (line for line in shown.stdout.splitlines() if "database" in line)
+    assert line.strip().endswith(f"; {tuned['best_us']:.1f} us, estimated as the sum of its parts")
+    other = json.loads(run("resolve", "--gpu", H200, "--shape", "N=1,H=64,T=8192", "--json").stdout)
+    assert other["estimated"] is False
     known(run("resolve", "--gpu", "", "--shape", KEY), 2, "unknown GPU model ''")
     known(run("resolve", "--gpu", "x" * 500, "--shape", KEY), 2, "unknown GPU model")
 
@@ -301,12 +305,13 @@ def test_up_tunes_serves_and_is_quick_the_second_time(
             with urllib.request.urlopen(asked, timeout=60) as reply:  # noqa: S310 - http, this machine
                 document = json.load(reply)
             assert (document["match"], document["measured_us"]) == ("exact", pytest.approx(757.0))
+            assert '"estimated": true' in lines[-1]
             process.send_signal(signal.SIGINT)
             assert process.wait(120) == 0
             assert "Traceback" not in process.stderr.read()
             tables.append(text)
     assert tables[0].count("promoted") == 3
-    assert tables[1].count("tuned before") == 3
+    assert tables[1].count("tuned before; estimated") == 3
     assert stored(environment) == 3 * (72 + 436 + 9)
 
 

@@ -15,6 +15,7 @@ import typer
 import uvicorn
 
 from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.match import Champion
 from kdatune_kernels.spec import is_fused
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.cli_support import database
@@ -123,7 +124,7 @@ def _tune_defaults(settings: Settings, seconds: float, recording: Path | None) -
         with reading(engine) as s:
             # measured with another build, a champion is due again
             champions = [c for c in queries.champions(s, backend.gpu) if c.build == backend.build]
-        before = {c.shape: Row(c.shape, None, c.default_us, c.measured_us, "tuned before") for c in champions}
+        before = {c.shape: Row(c.shape, None, c.default_us, c.measured_us, _tuned_before(c)) for c in champions}
         missing = [shape for shape in wanted if shape not in before]
         options = make_options(settings, "kda", _REPLAY_TRIALS if replays else None, 0, "up")
         with Watch() as watch:
@@ -135,6 +136,10 @@ def _tune_defaults(settings: Settings, seconds: float, recording: Path | None) -
         err().print("kdatune: interrupted; what is finished is stored, the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
     return backend.gpu.name
+
+
+def _tuned_before(champion: Champion) -> str:
+    return "tuned before; estimated as the sum of its parts" if champion.estimated else "tuned before"
 
 
 def _run(settings: Settings, bound: socket.socket, gpu_name: str | None) -> None:
@@ -193,5 +198,7 @@ def announce(url: str, gpu_name: str | None) -> None:
         inside = stage == "k1" and is_fused(document["config"]["k2"])
         shown = "done by k2" if inside else json.dumps(document["config"][stage])
         console.print(f"  {stage}: {shown}", soft_wrap=True, markup=False)
-    facts = {name: document[name] for name in ("match", "measured_us", "default_us", "generation", "stale")}
+    facts = {
+        name: document[name] for name in ("match", "measured_us", "estimated", "default_us", "generation", "stale")
+    }
     console.print(f"  {json.dumps(facts)}", soft_wrap=True, markup=False)

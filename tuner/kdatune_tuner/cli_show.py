@@ -99,10 +99,10 @@ def resolve(gpu: GpuOption, shape: OneShapeOption, kernel: KernelOption = "kda",
             layer.layer,
             found.match if found else "-",
             layer.state,
-            found.reason if found else "-",
+            _why(found) if found else "-",
         )
     if served is not None:
-        table.add_row("", "database", served.match, where, served.reason)
+        table.add_row("", "database", served.match, where, _why(served))
     console = out()
     console.print(table, markup=False)
     for stage in ("k1", "k2"):
@@ -124,6 +124,14 @@ def _served(engine: Engine, shape: Shape, card: Gpu) -> Match:
         return match.find(queries.champions(s), shape, card)
 
 
+def _why(found: Match) -> str:
+    """The reason; with the champion's time where nobody measured that end to end."""
+    champion = found.champion
+    if champion is None or not champion.estimated:
+        return found.reason
+    return f"{found.reason}; {show_us(champion.measured_us)}, estimated as the sum of its parts"
+
+
 def _match_json(found: Match) -> Json:
     champion = found.champion
     return {
@@ -133,6 +141,7 @@ def _match_json(found: Match) -> Json:
         "config": to_json(found.config),
         "champion_shape": champion.shape.key() if champion else None,
         "measured_us": champion.measured_us if champion else None,
+        "estimated": champion is not None and champion.estimated,
         "default_us": champion.default_us if champion else None,
         "stale_reason": found.stale_reason,
     }

@@ -52,6 +52,7 @@ from kdatune_api.pages.tables import Table
 from kdatune_api.pages.tables import make_table
 from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
+from kdatune_api.pages.tables import time_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_kernels.spec import digest
@@ -291,8 +292,8 @@ def cards_table(both: Sequence[tuple[Entry, Entry]], gpu_a: str, gpu_b: str, que
         return [
             [
                 shape_cell(a.row.shape_key, path_of("configs", a.card.name, a.row.shape_key)),
-                Cell(a.row.measured_us, text.us(a.row.measured_us)),
-                Cell(b.row.measured_us, text.us(b.row.measured_us)),
+                time_cell(a.row.measured_us, estimated=a.row.estimated),
+                time_cell(b.row.measured_us, estimated=b.row.estimated),
                 ratio_cell(b.row.measured_us, a.row.measured_us, True),
                 Cell(a.speedup, text.speedup(a.speedup)),
                 Cell(b.speedup, text.speedup(b.speedup)),

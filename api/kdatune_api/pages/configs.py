@@ -34,6 +34,7 @@ from kdatune_api.pages.tables import Table
 from kdatune_api.pages.tables import make_table
 from kdatune_api.pages.tables import moment_cell
 from kdatune_api.pages.tables import shape_cell
+from kdatune_api.pages.tables import time_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_tuner.store.dashboard import measurements_by_id
@@ -101,7 +102,7 @@ def champions_table(s: Session, entries: Sequence[Entry], query: OverviewQuery) 
                     shape_cell(e.row.shape_key, path_of("configs", e.card.name, e.row.shape_key)),
                     Cell(e.card.name),
                     _state_cell(e, is_damaged=promotion is None),
-                    Cell(e.row.measured_us, text.us(e.row.measured_us), note="estimated" if e.row.estimated else ""),
+                    time_cell(e.row.measured_us, estimated=e.row.estimated),
                     Cell(p20, text.us(p20)),
                     Cell(p80, text.us(p80)),
                     Cell(e.row.default_us, text.us(e.row.default_us)),

@@ -38,6 +38,7 @@ from kdatune_api.pages.tables import make_table
 from kdatune_api.pages.tables import moment_cell
 from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
+from kdatune_api.pages.tables import time_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_tuner.store.dashboard import Wanted
@@ -211,7 +212,8 @@ def heat_cell(entry: Entry) -> Cell:
         return Cell(
             None, "tuned", href, note=note, tone="unknown", tag=tag, title=stale or "the default was not measured"
         )
-    return Cell(ratio, text.speedup(ratio), href, text.trend_of(ratio), note, tone_of(ratio), tag, stale)
+    title = stale or ("the time is estimated as the sum of its parts" if entry.row.estimated else "")
+    return Cell(ratio, text.speedup(ratio), href, text.trend_of(ratio), note, tone_of(ratio), tag, title)
 
 
 def tone_of(ratio: float) -> str:
@@ -241,7 +243,7 @@ def worst(found: Overview, query: OverviewQuery) -> Table:
             shape_cell(e.row.shape_key, path_of("configs", e.card.name, e.row.shape_key)),
             Cell(e.card.name),
             Cell(e.speedup, text.speedup(e.speedup), mark=text.trend_of(e.speedup)),
-            Cell(e.row.measured_us, text.us(e.row.measured_us)),
+            time_cell(e.row.measured_us, estimated=e.row.estimated),
             Cell(e.row.default_us, text.us(e.row.default_us)),
         ]
         for e in known[:WORST]

@@ -20,6 +20,7 @@ from kdatune_api.pages.params import unknown_parameter
 from kdatune_api.pages.text import NONE
 from kdatune_api.pages.text import breakable
 from kdatune_api.pages.text import moment
+from kdatune_api.pages.text import us
 from kdatune_tuner.store.records import rfc3339
 
 R = TypeVar("R")
@@ -197,6 +198,11 @@ def rows_table(spec: Spec, query: ViewQuery, rows: Sequence[list[Cell]]) -> Tabl
 def moment_cell(value: datetime | None) -> Cell:
     """A moment in a table."""
     return Cell(value, None if value is None else moment(value))
+
+
+def time_cell(median_us: float | None, *, estimated: bool | None) -> Cell:
+    """A pair's time in a table, with a word where it is the sum of its parts."""
+    return Cell(median_us, us(median_us), note="estimated" if estimated else "")
 
 
 def shape_cell(shape_key: str, href: str = "") -> Cell:

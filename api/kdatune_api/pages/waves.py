@@ -39,6 +39,7 @@ from kdatune_api.pages.tables import Table
 from kdatune_api.pages.tables import make_table
 from kdatune_api.pages.tables import rows_table
 from kdatune_api.pages.tables import shape_cell
+from kdatune_api.pages.tables import time_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
 from kdatune_kernels.spec import Gpu
@@ -295,6 +296,6 @@ def _wave_cells(row: Wave, gpu: Gpu) -> list[Cell]:
         Cell(row.ctas, text.integer(row.ctas)),
         Cell(row.waves, text.number(row.waves, 2), note=note),
         Cell(tail, text.number(tail, 0), bar_pct=tail),
-        Cell(entry.row.measured_us, text.us(entry.row.measured_us)),
+        time_cell(entry.row.measured_us, estimated=entry.row.estimated),
         Cell(entry.speedup, text.speedup(entry.speedup), mark=text.trend_of(entry.speedup)),
     ]
