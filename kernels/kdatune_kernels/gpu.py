@@ -36,17 +36,33 @@ __all__ = [
 ]
 
 
-@functools.cache
+_known: dict[int, Gpu] = {}
+
+
 def of_device(index: int) -> Gpu:
-    """The GPU model of a CUDA device of this process, with the SMs of the context in which it is asked first."""
+    """The GPU model of a CUDA device of this process, with the SMs of the context in which it is asked first.
+
+    During a graph capture the driver is not asked for the context: the device's own SMs count then, for that once.
+    """
+    found = _known.get(index)
+    return _ask(index) if found is None else found
+
+
+def _ask(index: int) -> Gpu:
     import torch
 
     p = torch.cuda.get_device_properties(index)
-    with torch.cuda.device(index):
-        sms = partial.context_sms()
-    return gpu_of(
+    capturing = torch.cuda.is_current_stream_capturing()
+    sms = None
+    if not capturing:
+        with torch.cuda.device(index):
+            sms = partial.context_sms()
+    found = gpu_of(
         p.name, f"{p.major}.{p.minor}", sms or p.multi_processor_count, p.total_memory, getattr(p, "L2_cache_size", 0)
     )
+    if not capturing:
+        _known[index] = found
+    return found
 
 
 def of(device: "torch.device") -> Gpu:

@@ -1,12 +1,16 @@
 """Part of a card: the SMs of the current context, and a process that is confined to some."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from kdatune_kernels import gpu
 from kdatune_kernels import partial
 from kdatune_kernels.errors import UsageError
 
@@ -72,6 +76,23 @@ def test_no_number_is_said(monkeypatch, text):
     monkeypatch.setenv("KDATUNE_SMS", text)
     with pytest.raises(UsageError, match="is no number of SMs"):
         partial.enter.__wrapped__()
+
+
+def test_a_capture_asks_the_driver_nothing_and_leaves_no_answer(monkeypatch):
+    card = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=1 << 37, L2_cache_size=60 << 20
+    )
+    capturing = [True]
+    monkeypatch.setattr(gpu, "_known", {})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: card)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: contextlib.nullcontext())
+    monkeypatch.setattr(partial, "context_sms", lambda: 80)
+    assert gpu.of_device(0).sm_count == 132
+    capturing[0] = False
+    assert gpu.of_device(0).sm_count == 80
+    monkeypatch.setattr(partial, "context_sms", lambda: 64)
+    assert gpu.of_device(0).sm_count == 80
 
 
 ON_CARD = """
