@@ -1,5 +1,8 @@
 """chunk_kda's arguments: what is refused and how it says so, and the layouts and types that are read right."""
 
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -279,6 +282,36 @@ def test_first_call_inside_a_capture(device):
     graph.replay()
     torch.cuda.synchronize()
     assert_within_gates(sample, o, ht)
+
+
+FIRST_OF_ALL = """
+import torch
+from kda_calls import assert_within_gates, call
+from kdatune_kernels import samples
+sample = samples.make((977,), 3, device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    o, ht = call(sample)
+o.fill_(float("nan"))
+graph.replay()
+torch.cuda.synchronize()
+assert_within_gates(sample, o, ht)
+"""
+
+
+@pytest.mark.gpu
+def test_the_first_call_of_a_process_inside_a_capture(device, tmp_path):
+    """Nothing compiled, nothing loaded, no config resolved."""
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_OF_ALL],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
 
 
 @pytest.mark.gpu
