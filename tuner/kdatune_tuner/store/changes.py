@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy import Connection
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -50,7 +51,7 @@ class Changes:
     others: tuple[OtherChampion, ...] = ()
 
 
-def newest_mark(s: Session) -> Mark:
+def newest_mark(s: Session | Connection) -> Mark:
     """The mark of what is served now: `queries.generation`, and which promotion that was."""
     row = s.execute(NEWEST_SERVED).first()
     return Mark(0) if row is None else Mark(*row)
