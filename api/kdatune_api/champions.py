@@ -61,8 +61,6 @@ log = logging.getLogger("kdatune.api")
 # one, or went the long way while it was under way (50 ms under load), were 2 to 4 % of all, and so the p99.
 CHECK_EVERY_SECONDS = 0.9
 _LOOK_FROM = 2 / 3
-# While one request looks at the database, the others are answered from memory for this long.
-STALE_SECONDS = 0.7
 # A database that hangs must not hang the answers that are in memory already.
 PATIENCE_SECONDS = 0.3
 MANY_CHAMPIONS = 1000
@@ -315,9 +313,7 @@ class ChampionCache:
 
     async def _ask(self) -> ChampionIndex:
         known = self._index
-        checking, mine = self._begin()
-        if known is not None and not mine and time.monotonic() - self._checked_at < STALE_SECONDS:
-            return known
+        checking = self._begin()
         patience = self._asked_at + PATIENCE_SECONDS - time.monotonic()
         waiting = asyncio.wrap_future(checking)
         waiting.add_done_callback(_retrieve)
@@ -328,14 +324,13 @@ class ChampionCache:
             return waiting.result()
         return known
 
-    def _begin(self) -> tuple["Future[ChampionIndex]", bool]:
-        """The check that is under way, and whether it is this call that has begun it."""
+    def _begin(self) -> "Future[ChampionIndex]":
+        """The check that is under way, begun by this call where there was none."""
         with self._lock:
-            mine = self._checking is None
             if self._checking is None:
                 self._checking = self._thread.submit(self._check)
                 self._asked_at = time.monotonic()
-            return self._checking, mine
+            return self._checking
 
     def _check(self) -> ChampionIndex:
         """Runs in the one thread: look at the generation, read the champions when it has moved."""
