@@ -347,7 +347,7 @@ def _run(call: _Call, config: LaunchConfig) -> None:
     p = call.problem
     precision = config.precision if call.precision is None else call.precision
     ws = stages.workspace(p, precision, config)
-    if stages.has_k1(config):
+    if not config.k2.fused:
         launch.run_k1(p, ws, config.k1)
     if call.checkpoints is None or call.checkpoint_tokens is None:
         launch.run_k2(p, ws, call.o, call.ht, config.k2)

@@ -347,7 +347,7 @@ def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tenso
 
 
 def _processors(device: torch.device) -> int:
-    return gpu.of_device(device.index or 0).sm_count
+    return gpu.of(device).sm_count
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

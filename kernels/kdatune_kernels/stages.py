@@ -13,14 +13,9 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
 
 
-def has_k1(config: LaunchConfig) -> bool:
-    """Whether K1 is a launch of its own, which leaves its tiles in a workspace."""
-    return not config.k2.fused
-
-
 def workspace(p: launch.Problem, precision: Precision, config: LaunchConfig) -> launch.Workspace:
     """What K1 writes and K2 reads, or what says of what types it would be."""
-    if not has_k1(config):  # no tile leaves the SM
+    if config.k2.fused:  # no tile leaves the SM
         return launch.types_only(p.q.shape[2], precision, p.q.device)
     return launch.workspace(p.tables, p.heads, p.q.shape[2], precision, p.q.device)
 
@@ -53,7 +48,7 @@ def plan(
         p = replace(p, tables=tables)
         scratch += tables.tensors
         launches.append(lay_out)
-    if has_k1(config):
+    if not config.k2.fused:
         launches.append(launch.k1_call(p, ws, config.k1))
     if config.k2.segments > 1:
         passes, buffers = _segmented(p, ws, o, ht, config.k2)

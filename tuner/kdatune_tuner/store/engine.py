@@ -88,8 +88,9 @@ def looking(engine: Engine) -> Iterator[Connection]:
     Raises:
         StoreError: the database cannot be read; the message says what to do.
     """
-    alone = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {_MODE: "read"}
-    with _explained(engine), engine.execution_options(**alone).connect() as connection:
+    alone = engine.dialect.name == "postgresql"
+    asked = engine.execution_options(isolation_level="AUTOCOMMIT") if alone else _bound(engine, "read")
+    with _explained(engine), asked.connect() as connection:
         yield connection
 
 
