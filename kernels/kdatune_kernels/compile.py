@@ -296,9 +296,11 @@ def _fused_source(
 ) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
     from kdatune_kernels import fused_sm90
 
+    staged = flags["HAS_H0"] and flags["V_FIRST"] and state["h0"] == "*fp32"
     types = {
         **dict.fromkeys(("q_d", "k_d"), _desc("bf16", 16, 64)),
         **dict.fromkeys(("g_d", "v_d", "o_d"), _desc("bf16", 16, 128)),
+        "h0_d": _desc("fp32", 128, 32) if staged else _desc("bf16", 16, 128),
         **dict.fromkeys(("o_ptr", "beta"), "*bf16"),
         **dict.fromkeys(("A_log", "dt_bias"), "*fp32"),
         "h0_ptr": state["h0"],
@@ -308,7 +310,7 @@ def _fused_source(
         **dict.fromkeys(("bound2", "scale"), "fp32"),
     }
     constants: dict[str, Any] = {name: flags[name] for name in ("HAS_H0", "STORE_HT", "V_FIRST")}
-    constants |= {"GROUP": 1} | _recipe(precision)
+    constants |= {"GROUP": 1, "STAGED": staged} | _recipe(precision)
     return fused_sm90.kda_fused, types, constants, {"num_warps": 4, "maxnreg": fused_sm90.MAXNREG}
 
 
@@ -335,15 +337,15 @@ def _pass_sources(config: K2Config, precision: Precision) -> tuple[dict[str, str
 
 
 def _desc(kind: str, rows: int, columns: int) -> str:
-    """The type of a TMA descriptor; fp32: one row of decays."""
+    """The type of a TMA descriptor; one row: of decays."""
     import torch
 
     from kdatune_kernels.launch import _decay_layout
     from kdatune_kernels.launch import _tile_layout
 
     layout = _decay_layout()
-    if kind != "fp32":
-        layout = _tile_layout(rows, columns, torch.float16 if kind == "fp16" else torch.bfloat16)
+    if rows > 1:
+        layout = _tile_layout(rows, columns, {"fp16": torch.float16, "fp32": torch.float32}.get(kind, torch.bfloat16))
     return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
 
 

@@ -336,14 +336,22 @@ def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tenso
     ctas = min(chains, _processors(o.device))
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else p.dt_bias for x in (p.h0, ht))
+    staged = p.h0 is not None and staged_state(p.h0.dtype, p.state_v_first) and p.h0.data_ptr() % 16 == 0
     return functools.partial(
         fused_sm90.kda_fused[(ctas,)],
         *(described(x, CHUNK_TOKENS, 64) for x in (p.q, p.k)),
         *(described(x, CHUNK_TOKENS, 128) for x in (p.g, p.v, o)),
+        described(p.h0.view(-1, 128), 128, 32) if staged and p.h0 is not None else described(o, CHUNK_TOKENS, 128),
         o, h0_ptr, ht_ptr, p.beta, p.A_log, p.dt_bias, tables.spans, p.beta.stride(0), p.beta.stride(1), heads, chains, ctas,
         p.lower_bound * LOG2E.value, p.scale, GROUP=heads // p.q.shape[1], HALF=ws.half, EXACT=ws.exact,
-        HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, num_warps=4, maxnreg=fused_sm90.MAXNREG,
+        HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, STAGED=staged, num_warps=4,
+        maxnreg=fused_sm90.MAXNREG,
     )  # fmt: skip
+
+
+def staged_state(dtype: torch.dtype, v_first: bool) -> bool:
+    """Whether the fused kernel reads initial states of this type and layout through shared memory, a quarter excepted."""
+    return dtype == torch.float32 and v_first
 
 
 def _processors(device: torch.device) -> int:
@@ -356,7 +364,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def described(x: torch.Tensor, *box: int) -> Any:
-    """A matrix, or rows as `flat` takes them, as a TMA descriptor of 16-bit boxes in the layout that wgmma reads."""
+    """A matrix, or rows as `flat` takes them, as a TMA descriptor of boxes in the layout that wgmma reads."""
     return _descriptor(x, list(box), _tile_layout(*box, x.dtype))
 
 
@@ -415,5 +423,5 @@ def _decay_layout() -> Any:
 def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
 
-    kind = gl.float16 if dtype == torch.float16 else gl.bfloat16
+    kind = {torch.float16: gl.float16, torch.float32: gl.float32}.get(dtype, gl.bfloat16)
     return gl.NVMMASharedLayout.get_default_for([rows, columns], kind)

@@ -24,7 +24,7 @@ from kdatune_kernels.spec import digest
 
 FUSED = LaunchConfig(K1Config(), K2Config(variant="fused"))
 """K1 and K2 as one kernel. It has no fields: two MMA partitions, other rings and register splits were slower or spilled."""
-_FUSED_SMEM_BYTES = 223_800
+_FUSED_SMEM_BYTES = 226_400
 
 MAX_SEGMENTS = 64
 _SEARCHED_SEGMENTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -376,10 +376,10 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     return split_default(shape, gpu)
 
 
-# Split over fused, whole calls on an H200, fp16 precision: 1.13 to 1.26 at 0.97 (128 to 6,144 chains), 1.03 at 0.76, 1.02 to
-# 0.97 at 0.73 (96 chains, T 1,024 to 8,192), 0.68 at 0.48 (64 chains). Sequences of unlike lengths: 1.03 at 0.76 (576 chains),
-# 0.89 at 0.68 (384).
-_FUSED_FROM = 0.75
+# Split over fused, whole calls on an H200, fp16 precision: 1.46 to 1.51 at 0.97 (512 to 6,144 chains), 1.19 to 1.20 at 0.73
+# (96 chains, T 1,024 and 8,192), 1.06 at 0.55 (72 chains, T 8,192), 0.84 at 0.48 (64 chains). Sequences of unlike lengths:
+# 1.07 at 0.68 (384 chains).
+_FUSED_FROM = 0.53
 _ONE_LONG = 0.72  # 64 columns won at 0.68 and lost at 0.76; between them nothing was measured
 
 

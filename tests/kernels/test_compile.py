@@ -72,6 +72,7 @@ def _k2(config: dict):
 def _fused_requests() -> list[dict]:
     """The fused kernel in every precision: with states, without either or both, and with an initial one in bf16, v first."""
     states = (
+        {"state_v_first": True},
         {},
         {"initial_state": False},
         {"final_state": False},
@@ -85,21 +86,23 @@ def _fused_requests() -> list[dict]:
     ]
 
 
-FUSED_SPILL_BYTES = {"fp16": 16, "fast": 20, "bf16": 24}
-"""The one exception to "no spills": values that are the same for all threads, spilled once a chain, outside both inner loops
-(test_candidates.py counts); in "bf16" seven accesses of them are in the loop of 64 tokens, of 2,543 instructions.
-
-Both partitions at their limits share the 65,536 registers: 224 a thread instead of 216 for the one that prepares would hold
-them, and make ptxas serialise every wgmma of the other one (C7512)."""
+def _stated_spill_bytes(request: dict) -> int:
+    """None where states are fp32 and value first, or there is none to read. Of others the MMA partition spills what is the same
+    for all threads, once a chain; in "bf16" the partitions that prepare spill 3 and 20, or 6 and 32, of 2,350 instructions."""
+    options = request["options"]
+    if request["precision"] == "bf16":
+        return 108
+    plain = options.get("state_v_first") and not options.get("state_bf16")
+    return 0 if plain or not options.get("initial_state", True) else 16
 
 
 def test_the_fused_kernel_has_no_wgmma_warning_and_spills_what_is_stated():
     requests = _fused_requests()
     resources = _compile(requests)
-    assert len(resources) == len(requests) == 15
+    assert len(resources) == len(requests) == 18
     for request, found in zip(requests, resources, strict=True):
         assert found["wgmma_warnings"] == [], (request, found)
-        assert found["spill_bytes"] <= FUSED_SPILL_BYTES[request["precision"]], (request, found)
+        assert found["spill_bytes"] <= _stated_spill_bytes(request), (request, found)
         assert found["smem_bytes"] <= space._FUSED_SMEM_BYTES, "config_ok must never let through what the card refuses"
         assert found["registers"] * found["num_warps"] * 32 <= H200.registers_per_sm
 
