@@ -12,6 +12,7 @@ PROTOCOL = "1"
 KERNEL_SOURCES = (
     "fused_sm90.py",
     "numerics.py",
+    "pairs_sm90.py",
     "prepare.py",
     "prepare_sm90.py",
     "recurrence.py",
