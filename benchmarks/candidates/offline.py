@@ -136,7 +136,9 @@ def _compile(compiler: Any, space: Any, spec: Any, kernel: str) -> list[Any]:
         return list(both)
     shape = spec.shape_of(*DEFAULTS[kernel])
     config = space.default_config(shape, spec.KNOWN_GPUS["NVIDIA H200"])
-    parts = (config.k2,) if config.k2.fused else (config.k1, config.k2)
+    if config == space.PAIRS:
+        return [compiler.compile_pairs_k1(), compiler.compile_config(config.k2)]
+    parts = (config.k2,) if config.k2.whole else (config.k1, config.k2)
     return [compiler.compile_config(part) for part in parts]
 
 

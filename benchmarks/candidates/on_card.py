@@ -82,11 +82,11 @@ class Package:
         return self.space.default_config(self.spec.parse_shape(key), self.card)
 
     def split(self, key: str) -> Any:
-        """The default of a shape as two kernels, whose stages can be timed."""
+        """The default of a shape as two stages, which can be timed."""
         return self.space.split_default(self.spec.parse_shape(key), self.card)
 
     def configs(self, key: str) -> dict[str, Any]:
-        """The default of a shape, the fused kernel, both in every precision, and one config of every K2 tile, whole and cut."""
+        """The default of two stages and what has none, in every precision, and one config of every K2 tile, whole and cut."""
         shape = self.spec.parse_shape(key)
         k1 = {
             v: self.spec.K1Config(variant=v, num_warps=1, transposed_dots=True, fast_reciprocal=True)
@@ -103,7 +103,8 @@ class Package:
             "128c2 by 2 segments": ("tma", replace(self.space._ws("128c2", 5, 1, True, 2), segments=2)),
         }
         found = {}
-        for name, config in {"default": self.split(key), "fused": self.space.FUSED}.items():
+        wholes = {"fused": self.space.FUSED, "pairs": self.space.PAIRS}
+        for name, config in {"default": self.split(key), **wholes}.items():
             found |= {name: config, f"{name}, fast": replace(config, precision="fast")}
             found[f"{name}, bf16 tiles"] = replace(config, precision="bf16")
         found |= {name: self.spec.LaunchConfig(k1[variant], k2) for name, (variant, k2) in tiles.items()}
@@ -259,7 +260,7 @@ def _workspaces(package: Package, problem: bench.Problem, config: Any) -> list[A
 
 
 def time_stages(shipped: Package, candidate: Package, key: str) -> None:
-    """K1 and K2 alone, L2 cold, on one set of tensors, the default of two kernels even where the fused one is the default."""
+    """K1 and K2 alone, L2 cold, on one set of tensors, the default of two stages even where the default has none."""
     problem = bench.open_problem(parse_shape(key))
     configs = {"shipped": shipped.split(key), "candidate": candidate.split(key)}
     packages = {"shipped": shipped, "candidate": candidate}

@@ -25,6 +25,7 @@ from kdatune_kernels import launch
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -44,7 +45,10 @@ _MAX_SCRATCH_BYTES = 2 << 30
 
 @dataclass
 class Problem:
-    """Tensors of one shape on the card: several copies to rotate over, outputs, and the reference once it is asked for."""
+    """Tensors of one shape on the card: several copies to rotate over, outputs, and the reference once it is asked for.
+
+    tables: makes its chunk tables in steps of so many tokens.
+    """
 
     shape: Shape
     sample: samples.Sample
@@ -52,11 +56,24 @@ class Problem:
     workspaces: list[launch.Workspace]
     outputs: list[tuple[torch.Tensor, torch.Tensor | None]]
     precision: Precision
+    tables: Callable[..., launch.ChunkTables]
     expected: tuple[torch.Tensor, torch.Tensor | None] | None = field(default=None)
+    pairs: list[tuple[launch.Problem, launch.Workspace]] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
         return self.sample.q.device
+
+    def parts(self, i: int, k2: K2Config) -> tuple[launch.Problem, launch.Workspace]:
+        """Copy i with tables and workspace in the steps of a K2; those of 32 tokens are made when they are first asked for."""
+        if k2.step_tokens == CHUNK_TOKENS:
+            return self.copies[i], self.workspaces[i]
+        if not self.pairs:
+            tables = self.tables(step=k2.step_tokens)
+            for one in self.copies:
+                ws = launch.workspace(tables, one.heads, self.shape.K, self.precision, self.device)
+                self.pairs.append((replace(one, tables=tables), ws))
+        return self.pairs[i]
 
 
 @dataclass(frozen=True)
@@ -112,9 +129,10 @@ def _open(shape: Shape, sample: samples.Sample, precision: Precision, copies: in
     tokens = sum(sample.lengths)
     if samples.is_packed(shape):
         ends = torch.tensor([0, *sample.lengths], device=device).cumsum(0)
-        tables = launch.packed_tables(ends, tokens)
+        make_tables = functools.partial(launch.packed_tables, ends, tokens)
     else:
-        tables = launch.dense_tables(shape.N, tokens // shape.N, device, capturing=False)
+        make_tables = functools.partial(launch.dense_tables, shape.N, tokens // shape.N, device, False)
+    tables = make_tables()
     scale = None
     first = inputs.fold(
         sample.q, sample.k, sample.v, sample.g, sample.beta, sample.A_log, sample.dt_bias, sample.lower_bound, scale,
@@ -142,7 +160,7 @@ def _open(shape: Shape, sample: samples.Sample, precision: Precision, copies: in
         # K2 is timed on what K1 really hands it: the data decides the power a card draws, and so its clock.
         for problem, ws in zip(problems, spaces, strict=True):
             launch.run_k1(problem, ws, BASELINE.k1)
-    return Problem(shape, sample, problems, spaces, outputs, precision)
+    return Problem(shape, sample, problems, spaces, outputs, precision, make_tables)
 
 
 def copies_for(device: torch.device, each_bytes: int) -> int:
@@ -167,13 +185,12 @@ def _with(config: Config) -> LaunchConfig:
 
 def bound_call(problem: Problem, config: Config, i: int) -> Callable[[], Any]:
     """The launches that are timed for a config on copy i."""
-    p, ws, (o, ht) = problem.copies[i], problem.workspaces[i], problem.outputs[i]
     if isinstance(config, K1Config):
-        return launch.k1_call(p, ws, config)
-    if isinstance(config, K2Config):
-        return launch.k2_call(p, ws, o, ht, config)
-    k2 = launch.k2_call(p, ws, o, ht, config.k2)
-    if config.k2.fused:
+        return launch.k1_call(problem.copies[i], problem.workspaces[i], config)
+    of_k2 = config if isinstance(config, K2Config) else config.k2
+    p, ws = problem.parts(i, of_k2)
+    k2 = launch.k2_call(p, ws, *problem.outputs[i], of_k2)
+    if isinstance(config, K2Config) or of_k2.whole:
         return k2
     k1 = launch.k1_call(p, ws, config.k1)
 
@@ -247,12 +264,12 @@ def _finite(x: float | None) -> float | None:
 
 def _poisoned_run(problem: Problem, config: LaunchConfig, kernel: str) -> Any:
     """One run of K1 and K2 on buffers full of NaN; returns the compiled kernel under test. Raises MeasurementError."""
-    ws, (o, ht) = problem.workspaces[0], problem.outputs[0]
+    (p, ws), (o, ht) = problem.parts(0, config.k2), problem.outputs[0]
     for buffer in (ws.KQ, ws.KG, ws.AI, ws.DEC, o, *(() if ht is None else (ht,))):
         buffer.fill_(float("nan"))
     with typed():
-        k1 = None if config.k2.fused else launch.run_k1(problem.copies[0], ws, config.k1)
-        k2 = launch.run_k2(problem.copies[0], ws, o, ht, config.k2)
+        k1 = None if config.k2.whole else launch.run_k1(p, ws, config.k1)
+        k2 = launch.run_k2(p, ws, o, ht, config.k2)
         _synchronize(problem.device)
     return k1 if kernel == "k1" else k2
 

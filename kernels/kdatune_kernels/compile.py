@@ -17,6 +17,8 @@ from triton.compiler import ASTSource
 
 from kdatune_kernels.errors import MeasurementError
 from kdatune_kernels.launch import ensure_compile_cache
+from kdatune_kernels.space import PAIRS
+from kdatune_kernels.space import PAIRS_K2
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
@@ -66,6 +68,8 @@ def compile_config(
 ) -> Resources:
     """Compile one config for a head size and an input dtype and read its resources; the Gluon variants are K = 128, bf16.
 
+    Of "pairs" that is its K2; its K1 is `compile_pairs_k1`'s.
+
     Raises:
         MeasurementError: outcome "compile_error", with the compiler's last line.
     """
@@ -87,6 +91,21 @@ def compile_config(
     if "K" in constants:
         constants["K"] = K
     return _compiled(fn, types, constants, options, compute_capability)
+
+
+def compile_pairs_k1(*, group: int = 1) -> Resources:
+    """The K1 that "pairs" launches before the kernel of `compile_config`, for its one compute capability and precision.
+
+    Raises:
+        MeasurementError: outcome "compile_error", with the compiler's last line.
+    """
+    from kdatune_kernels import pairs_sm90
+    from kdatune_kernels.launch import _plain_layout
+
+    descriptor = f"tensordesc<bf16[{PAIRS.k2.step_tokens}, 128],{_plain_layout(0)!r}>"
+    types = {**_K1_TYPES, **dict.fromkeys(("q", "k", "g", "KQ", "KG"), descriptor), "AI": "*fp16"}
+    options = {"num_warps": 2, "maxnreg": pairs_sm90.MAXNREG}
+    return _compiled(pairs_sm90.prepare_pairs, types, {"GROUP": group}, options, "9.0")
 
 
 def compile_passes(
@@ -236,9 +255,12 @@ def _k2_source(
 ) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
     kq, tile = _tile_types(precision)
     state = {"h0": "*bf16" if state_bf16 else "*fp32", "ht": "*fp32"}
-    constants: dict[str, Any] = {"K": 128, "V": 128, "BV": config.block_v, **flags}
     if config.fused:
         return _fused_source(precision, flags, state)
+    step = config.step_tokens
+    if config == PAIRS.k2:
+        config = PAIRS_K2
+    constants: dict[str, Any] = {"K": 128, "V": 128, "BV": config.block_v, **flags}
     if config.variant == "triton":
         from kdatune_kernels.recurrence import recurrence_kernel
 
@@ -258,12 +280,12 @@ def _k2_source(
     from kdatune_kernels.recurrence_sm90 import recurrence_ws
 
     types = {
-        "kq_d": _desc(kq, 32, 128),
-        "kr_d": _desc(tile, 16, 128),
-        "ai_d": _desc(tile, 32, 16),
+        "kq_d": _desc(kq, 2 * step, 128),
+        "kr_d": _desc(tile, step, 128),
+        "ai_d": _desc(tile, 2 * step, step),
         "dec_d": _desc("fp32", 1, 128),
-        "v_d": _desc("bf16", 16, config.block_v),
-        "o_d": _desc("bf16", 16, config.block_v),
+        "v_d": _desc("bf16", step, config.block_v),
+        "o_d": _desc("bf16", step, config.block_v),
         "o_ptr": "*bf16",
         "h0_ptr": state["h0"],
         "ht_ptr": "*fp32",

@@ -13,6 +13,7 @@ KERNEL_SOURCES = (
     "fused_prepare_sm90.py",
     "fused_sm90.py",
     "numerics.py",
+    "pairs_sm90.py",
     "prepare.py",
     "prepare_sm90.py",
     "recurrence.py",

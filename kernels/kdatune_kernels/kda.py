@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
@@ -18,7 +19,9 @@ from kdatune_kernels import repeated
 from kdatune_kernels import stages
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.resolve import launcher
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import config_ok
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
@@ -232,13 +235,12 @@ def _checked(
             state.zero_() if initial_state is None else state.copy_(initial_state)
         return o, ht if ht is None else ht.to(final_state_dtype)
     if cu_seqlens is None:
-        tables = launch.dense_tables(N, T, q.device, capturing)
+        tables = functools.partial(launch.dense_tables, N, T, q.device, capturing)
     else:
-        tables = launch.packed_tables(cu_seqlens.contiguous(), T)
-    problem = inputs.fold(
-        q, k, v, g, beta, A_log, dt_bias, float(lower_bound or 0.0), scale, initial_state, state_v_first, tables
+        tables = functools.partial(launch.packed_tables, cu_seqlens.contiguous(), T)
+    fold = functools.partial(
+        inputs.fold, q, k, v, g, beta, A_log, dt_bias, float(lower_bound or 0.0), scale, initial_state, state_v_first
     )
-    call = _Call(problem, o.view(B * T, HV, V), ht, precision, checkpoints, checkpoint_tokens)
     longest = max(lengths) if cu_seqlens is not None and lengths else None
     state = None if initial_state is None else initial_state.dtype
     key = (
@@ -256,21 +258,32 @@ def _checked(
         output_final_state,
         state_v_first,
     )
+    call = _Call(key, tables, fold, o.view(B * T, HV, V), ht, precision, checkpoints, checkpoint_tokens)
     if config is not None:
-        _launch_given(call, config, key)
-        launched = config
+        ran = _launch_given(call, config)
+        served = config
     else:
-        launched = _launch_resolved(call, key, capturing, tried.config)
+        served, ran = _launch_resolved(call, capturing, tried.config)
     if tried.signature is not None and not capturing:
         given = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
-        make = functools.partial(stages.plan, problem, call.o, ht, precision or launched.precision, launched, given)
-        repeated.remember(tried, options, launched, config is not None, key, given, o, ht, final_state_dtype, make)
+        make = functools.partial(stages.plan, ran.problem, call.o, ht, ran.config, given)
+        repeated.remember(tried, options, served, config is not None, key, given, o, ht, final_state_dtype, make)
     return o, ht if ht is None else ht.to(final_state_dtype)
 
 
 @dataclass(frozen=True)
 class _Call:
-    problem: launch.Problem
+    """A checked call.
+
+    Attributes:
+        key: the launcher's.
+        tables: makes its chunk tables in steps of so many tokens, which the config says.
+        fold: makes its problem of them.
+    """
+
+    key: tuple[Any, ...]
+    tables: Callable[..., launch.ChunkTables]
+    fold: Callable[[launch.ChunkTables], launch.Problem]
     o: torch.Tensor
     ht: torch.Tensor | None
     precision: Precision | None
@@ -278,29 +291,35 @@ class _Call:
     checkpoint_tokens: int | None
 
 
-def _launch_given(call: _Call, config: LaunchConfig, key: tuple[Any, ...]) -> None:
-    shape = _shape(*key[1:])
-    reason = config_ok(config, shape, _gpu(key[0]))
+@dataclass(frozen=True)
+class _Ran:
+    """What was launched: the problem with its tables, and the config, in the call's precision."""
+
+    problem: launch.Problem
+    config: LaunchConfig
+
+
+def _launch_given(call: _Call, config: LaunchConfig) -> _Ran:
+    shape = _shape(*call.key[1:])
+    reason = config_ok(config, shape, _gpu(call.key[0]))
     if reason:
         raise ConfigError(f"config may not run for {shape.key()} here: {reason}")
-    _run(call, config)
+    return _run(call, config)
 
 
-def _launch_resolved(
-    call: _Call, key: tuple[Any, ...], capturing: bool, config: LaunchConfig | None = None
-) -> LaunchConfig:
+def _launch_resolved(call: _Call, capturing: bool, config: LaunchConfig | None = None) -> tuple[LaunchConfig, _Ran]:
     """Launch with the resolved config; one that fails is quarantined and the next safer one runs in its place.
 
-    config: what the launcher has answered for this call already. Returns the config that was launched.
+    config: what the launcher has answered for this call already. Returns the config that was served, and what it ran as.
     """
+    key = call.key
     if config is None:
         config = launcher.lookup(key)
     if config is None:
         config = launcher.resolve_slow(key, _shape(*key[1:]), _gpu(key[0]), capturing=capturing)
     while True:
         try:
-            _run(call, config)
-            return config
+            return config, _run(call, config)
         except Exception as error:
             card = _gpu(key[0])
             instead = None
@@ -343,16 +362,25 @@ def _shape(
     )
 
 
-def _run(call: _Call, config: LaunchConfig) -> None:
-    p = call.problem
-    precision = config.precision if call.precision is None else call.precision
-    ws = stages.workspace(p, precision, config)
-    if not config.k2.fused:
+def _run(call: _Call, config: LaunchConfig) -> _Ran:
+    config = _as_launched(call, config)
+    p = call.fold(call.tables(step=config.k2.step_tokens))
+    ws = stages.workspace(p, config)
+    if not config.k2.whole:
         launch.run_k1(p, ws, config.k1)
     if call.checkpoints is None or call.checkpoint_tokens is None:
         launch.run_k2(p, ws, call.o, call.ht, config.k2)
     else:
         checkpointed.run_k2(p, ws, call.o, call.ht, config.k2, call.checkpoints, call.checkpoint_tokens)
+    return _Ran(p, config)
+
+
+def _as_launched(call: _Call, config: LaunchConfig) -> LaunchConfig:
+    """The config in the precision of the call, and in steps of 16 tokens where those of 32 do not serve it."""
+    precision = config.precision if call.precision is None else call.precision
+    if config.k2 == PAIRS.k2 and (precision != PAIRS.precision or call.checkpoints is not None):
+        config = split_default(_shape(*call.key[1:]), _gpu(call.key[0]))
+    return config if config.precision == precision else replace(config, precision=precision)
 
 
 def _gpu(device: torch.device) -> Gpu | None:

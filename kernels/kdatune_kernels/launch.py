@@ -15,6 +15,8 @@ from kdatune_kernels import gpu
 from kdatune_kernels import prepare
 from kdatune_kernels import recurrence
 from kdatune_kernels.numerics import LOG2E
+from kdatune_kernels.space import PAIRS
+from kdatune_kernels.space import PAIRS_K2
 from kdatune_kernels.spec import CHUNK_TOKENS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
@@ -55,13 +57,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class ChunkTables:
-    """Where chunks lie. spans: [N, 4] int32 (first token, end token, first chunk, end chunk); token, length: [NC] int32."""
+    """Where chunks lie. spans: [N, 4] int32 (first token, end token, first chunk, end chunk); token, length: [NC] int32.
+
+    step: tokens of one; 32 in the tables of "pairs", whose chunks are two of 16.
+    """
 
     spans: torch.Tensor
     token: torch.Tensor
     length: torch.Tensor
     sequences: int
     chunks: int
+    step: int = CHUNK_TOKENS
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,7 +76,8 @@ class ChunkTables:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What K1 writes and K2 reads. KQ [tiles * 32, K], KG [tiles * 16, K], AI [tiles * 32, 16], DEC [tiles, K] fp32.
+    """What K1 writes and K2 reads: KQ [tiles * 2 S, K], KG [tiles * S, K], AI [tiles * 2 S, S], DEC [tiles, K] fp32, S tokens a
+    tile.
 
     KG and AI are fp16 or bf16; KQ, too, except in precision "fast", where it is bf16 and KG fp16. By that the kernels know
     what KG holds: kr in "fast", else what kd lacks of kr.
@@ -115,14 +122,12 @@ ensure_compile_cache()
 
 def workspace(tables: ChunkTables, heads: int, K: int, precision: Precision, device: torch.device) -> Workspace:
     """An uninitialised workspace; K1 writes every element that K2 reads."""
-    tiles = tables.chunks * heads
+    tiles, S = tables.chunks * heads, tables.step
     kind = torch.bfloat16 if precision == "bf16" else torch.float16
     return Workspace(
-        KQ=torch.empty(
-            tiles * 2 * CHUNK_TOKENS, K, dtype=torch.bfloat16 if precision == "fast" else kind, device=device
-        ),
-        KG=torch.empty(tiles * CHUNK_TOKENS, K, dtype=kind, device=device),
-        AI=torch.empty(tiles * 2 * CHUNK_TOKENS, CHUNK_TOKENS, dtype=kind, device=device),
+        KQ=torch.empty(tiles * 2 * S, K, dtype=torch.bfloat16 if precision == "fast" else kind, device=device),
+        KG=torch.empty(tiles * S, K, dtype=kind, device=device),
+        AI=torch.empty(tiles * 2 * S, S, dtype=kind, device=device),
         DEC=torch.empty(tiles, K, dtype=torch.float32, device=device),
     )
 
@@ -135,19 +140,21 @@ def types_only(K: int, precision: Precision, device: torch.device) -> Workspace:
 
 
 _DENSE_KEPT = 4096
-_dense: dict[tuple[int, int, torch.device], ChunkTables] = {}
+_dense: dict[tuple[int, int, torch.device, int], ChunkTables] = {}
 
 
-def dense_tables(sequences: int, tokens: int, device: torch.device, capturing: bool) -> ChunkTables:
+def dense_tables(
+    sequences: int, tokens: int, device: torch.device, capturing: bool, step: int = CHUNK_TOKENS
+) -> ChunkTables:
     """Chunk tables of `sequences` sequences of `tokens` tokens each, tokens > 0.
 
-    Kept per (sequences, tokens, device) and never dropped, since a captured graph may read them for ever; the first 4,096
+    Kept per (sequences, tokens, device, step) and never dropped, since a captured graph may read them for ever; the first 4,096
     shapes are kept. During a graph capture new tables become part of the graph and are not kept.
     """
-    key = (sequences, tokens, device)
+    key = (sequences, tokens, device, step)
     tables = _dense.get(key)
     if tables is None:
-        tables = _make_dense(sequences, tokens, device)
+        tables = _make_dense(sequences, tokens, device, step)
         if not capturing and len(_dense) < _DENSE_KEPT:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # once: another stream may be the next to read them
@@ -155,44 +162,46 @@ def dense_tables(sequences: int, tokens: int, device: torch.device, capturing: b
     return tables
 
 
-def _make_dense(sequences: int, tokens: int, device: torch.device) -> ChunkTables:
-    each = -(-tokens // CHUNK_TOKENS)
-    tables = _empty_tables(sequences, sequences * each, device)
+def _make_dense(sequences: int, tokens: int, device: torch.device, step: int) -> ChunkTables:
+    each = -(-tokens // step)
+    tables = _empty_tables(sequences, sequences * each, device, step)
     prepare.dense_plan_kernel[(-(-sequences * each // 256),)](
-        tables.spans, tables.token, tables.length, sequences, tokens, each, BT=CHUNK_TOKENS, CHUNKS=256
+        tables.spans, tables.token, tables.length, sequences, tokens, each, BT=step, CHUNKS=256
     )
     return tables
 
 
-def _empty_tables(sequences: int, chunks: int, device: torch.device) -> ChunkTables:
+def _empty_tables(sequences: int, chunks: int, device: torch.device, step: int) -> ChunkTables:
     # Each part begins on 16 bytes: Triton compiles a kernel once more for a pointer that does not, 1 s of a packed call.
     rest = -chunks % 4
     table = torch.empty(4 * sequences + 2 * (chunks + rest), dtype=torch.int32, device=device)
     spans, token, _, length, _ = table.split_with_sizes((4 * sequences, chunks, rest, chunks, rest))
-    return ChunkTables(spans.view(sequences, 4), token, length, sequences, chunks)
+    return ChunkTables(spans.view(sequences, 4), token, length, sequences, chunks, step)
 
 
-def packed_tables(cu_seqlens: torch.Tensor, tokens: int) -> ChunkTables:
+def packed_tables(cu_seqlens: torch.Tensor, tokens: int, step: int = CHUNK_TOKENS) -> ChunkTables:
     """Chunk tables of packed sequences, laid out on the device by one small kernel: no sync, fit for graph capture.
 
     cu_seqlens: [N + 1] int32 or int64, contiguous. The chunk count is an upper bound: every sequence may end in a ragged chunk.
     """
-    tables, lay_out = packed_call(cu_seqlens, tokens)
+    tables, lay_out = packed_call(cu_seqlens, tokens, step)
     lay_out()
     return tables
 
 
-def packed_call(cu_seqlens: torch.Tensor, tokens: int) -> tuple[ChunkTables, Callable[[], Any]]:
+def packed_call(
+    cu_seqlens: torch.Tensor, tokens: int, step: int = CHUNK_TOKENS
+) -> tuple[ChunkTables, Callable[[], Any]]:
     """Chunk tables as `packed_tables`, uninitialised, and the launch that lays them out, bound."""
     N = cu_seqlens.numel() - 1
-    NC = tokens // CHUNK_TOKENS + min(N, tokens)
+    NC = tokens // step + min(N, tokens)
     device = cu_seqlens.device
-    tables = _empty_tables(N, NC, device)
+    tables = _empty_tables(N, NC, device, step)
     seqs = min(128, max(16, pow2_at_least(N)))
     return tables, functools.partial(
         prepare.plan_kernel[(-(-NC // 128),)],
         cu_seqlens, tables.spans, tables.token, tables.length, N, NC, tokens,
-        BT=CHUNK_TOKENS, CHUNKS=128, SEQS=seqs, num_warps=8,
+        BT=step, CHUNKS=128, SEQS=seqs, num_warps=8,
     )  # fmt: skip
 
 
@@ -273,6 +282,14 @@ def k2_call(
     """K2 bound to its arguments: descriptors and grid are made once, the call launches."""
     if config.fused:
         return fused_call(problem, ws, o, ht)
+    if config == PAIRS.k2:
+        prepare_them, carry = pairs_calls(problem, ws, o, ht)
+
+        def both() -> Any:
+            prepare_them()
+            return carry()
+
+        return both
     if config.segments > 1:
         from kdatune_kernels import segments
 
@@ -283,12 +300,12 @@ def k2_call(
 def chains_call(
     problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None, config: K2Config
 ) -> Callable[[], Any]:
-    """K2 over the spans of problem.tables, each from its h0.
+    """K2 over the spans of problem.tables, each from its h0, in their steps; of 32 tokens with `PAIRS_K2` only.
 
     With config.segments = P > 1 every P spans are one sequence: only the last of them has a final state, ht [N / P, ..].
     """
     p, tables, heads = problem, problem.tables, problem.heads
-    K, V = p.q.shape[2], p.v.shape[2]
+    K, V, S = p.q.shape[2], p.v.shape[2], tables.step
     grid = (tables.sequences * heads * (V // config.block_v),)
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else ws.DEC for x in (p.h0, ht))
@@ -308,12 +325,12 @@ def chains_call(
     from kdatune_kernels import recurrence_sm90
 
     descriptors = (
-        described(ws.KQ, 2 * CHUNK_TOKENS, K),
-        described(ws.KG, CHUNK_TOKENS, K),
-        described(ws.AI, 2 * CHUNK_TOKENS, CHUNK_TOKENS),
+        described(ws.KQ, 2 * S, K),
+        described(ws.KG, S, K),
+        described(ws.AI, 2 * S, S),
         described_decay(ws.DEC),
-        described(p.v, CHUNK_TOKENS, config.block_v),
-        described(o, CHUNK_TOKENS, config.block_v),
+        described(p.v, S, config.block_v),
+        described(o, S, config.block_v),
     )
     register_cap = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     return functools.partial(
@@ -325,6 +342,23 @@ def chains_call(
         DEFER=config.defer_store, DECAY_AT=config.decay_position, num_warps=config.num_warps, launch_pdl=config.segments > 1,
         **flags, **register_cap,
     )  # fmt: skip
+
+
+def pairs_calls(
+    problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """K1 and K2 of "pairs", bound to their arguments. Tables and workspace are in its steps."""
+    from kdatune_kernels import pairs_sm90
+
+    p, tables, heads = problem, problem.tables, problem.heads
+    matrices = (p.q, p.k, p.g, ws.KQ.view(torch.bfloat16), ws.KG.view(torch.bfloat16))
+    k1 = functools.partial(
+        pairs_sm90.prepare_pairs[(tables.chunks * heads,)],
+        *(_descriptor(x, [tables.step, p.q.shape[2]], _plain_layout(0)) for x in matrices),
+        p.beta, p.A_log, p.dt_bias, ws.AI, ws.DEC, tables.token, tables.length, p.beta.stride(0), p.beta.stride(1),
+        tables.chunks, heads, p.lower_bound, p.scale, GROUP=heads // p.q.shape[1], num_warps=2, maxnreg=pairs_sm90.MAXNREG,
+    )  # fmt: skip
+    return k1, chains_call(p, ws, o, ht, PAIRS_K2)
 
 
 def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tensor | None) -> Callable[[], Any]:

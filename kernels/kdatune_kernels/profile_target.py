@@ -2,7 +2,7 @@
 
 `python -m kdatune_kernels.profile_target REQUEST.json`, where the request is
 {"shape": shape key, "stages": [{"stage": "k1"|"k2", "label": text, "config": K1Config or K2Config JSON}], "precision":
-"fp16"|"fast"|"bf16", "launches": n, "device": "cuda", "answer": path}. Each stage (a fused K2 is all there is of its config) is
+"fp16"|"fast"|"bf16", "launches": n, "device": "cuda", "answer": path}. Each stage (a whole K2 is all there is of its config) is
 compiled and warmed up unwatched, then launched n times inside the CUDA profiler's start and stop and an NVTX range called
 "kdatune/STAGE/LABEL". The answer is a JSON file: {"gpu", "build", "outcomes": {"STAGE/LABEL": {"outcome", "detail"}}}, or
 {"refused": why}.

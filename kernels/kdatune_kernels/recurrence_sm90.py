@@ -52,6 +52,7 @@ def _load_partition(
     kq_d, kr_d, ai_d, dec_d, v_d, kq_s, kr_s, ai_s, dec_s, v_s, full, empty, tile0, chunks, token0, column,
     TILE_BYTES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
+    TOKENS: gl.constexpr = v_s.shape[1]
     slot = 0
     phase = 1
     for c in range(chunks):
@@ -59,11 +60,11 @@ def _load_partition(
         bar = full.index(slot)
         mbarrier.expect(bar, TILE_BYTES)
         tile = tile0 + c
-        tma_load(kq_d, [tile * 32, 0], bar, kq_s.index(slot))
+        tma_load(kq_d, [tile * (2 * TOKENS), 0], bar, kq_s.index(slot))
         tma_load(dec_d, [tile, 0], bar, dec_s.index(slot))
-        tma_load(v_d, [token0 + c * 16, column], bar, v_s.index(slot))
-        tma_load(ai_d, [tile * 32, 0], bar, ai_s.index(slot))
-        tma_load(kr_d, [tile * 16, 0], bar, kr_s.index(slot))
+        tma_load(v_d, [token0 + c * TOKENS, column], bar, v_s.index(slot))
+        tma_load(ai_d, [tile * (2 * TOKENS), 0], bar, ai_s.index(slot))
+        tma_load(kr_d, [tile * TOKENS, 0], bar, kr_s.index(slot))
         slot, phase = _advance(slot, phase, STAGES)
 
 
@@ -108,6 +109,7 @@ def _copy(
     is free once it is in registers, not once it has been written. H200, K2 alone at T 8192: H 64 225 -> 214 us, H 32
     226 -> 196; with 128 columns (H 96) 2 to 5 % slower in whole calls, so there TMA stores.
     """
+    TOKENS: gl.constexpr = o_s.shape[1]
     # eight rows at a time, the fewest that the swizzle lets through: the partition has few registers
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     row = gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT))
@@ -119,13 +121,13 @@ def _copy(
     left = (tokens - row)[:, None]  # rows past the end belong to another sequence
     for _ in range(chunks):
         mbarrier.wait(ready.index(slot), phase)
-        for part in gl.static_range(2):
+        for part in gl.static_range(TOKENS // 8):
             out = o_s.index(slot).slice(part * 8, 8, dim=0).load(LAYOUT)
-            if part == 1:
+            if part == TOKENS // 8 - 1:
                 mbarrier.arrive(spent.index(slot), count=1)
             gl.store(to + part * 8 * o_stride_t + at, out, mask=(col >= 0)[None, :] & (left > part * 8))
-        left -= 16
-        to += 16 * o_stride_t
+        left -= TOKENS
+        to += TOKENS * o_stride_t
         slot, phase = _advance(slot, phase, STAGES)
 
 
@@ -160,8 +162,9 @@ def _mma_partition(
 ):  # fmt: skip
     """Carry ROWS rows of the CTA's state tile, from row FIRST on."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, K, 16])
-    L32: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 32, 16])
-    L16: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 16, 16])
+    TOKENS: gl.constexpr = v_s.shape[1]
+    L32: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 2 * TOKENS, 16])
+    L16: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
     TILE: gl.constexpr = kr_s.dtype
     UNSCALE: gl.constexpr = 1.0 / AI_SCALE if TILE == gl.float16 else 1.0
     EXACT: gl.constexpr = kq_s.dtype == TILE
@@ -176,9 +179,9 @@ def _mma_partition(
         S = gl.load(h0_ptr + at).to(gl.float32)
     else:
         S = gl.full([ROWS, K], 0.0, gl.float32, STATE)
-    zero32 = gl.full([ROWS, 32], 0.0, gl.float32, L32)
-    zero16 = gl.full([ROWS, 16], 0.0, gl.float32, L16)
-    position = gl.arange(0, 16, layout=gl.SliceLayout(0, L16))[None, :]
+    zero32 = gl.full([ROWS, 2 * TOKENS], 0.0, gl.float32, L32)
+    zero16 = gl.full([ROWS, TOKENS], 0.0, gl.float32, L16)
+    position = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, L16))[None, :]
     out = zero16
     slot = 0
     phase = 0
@@ -198,32 +201,32 @@ def _mma_partition(
         if DECAY_AT == 1:
             S = S * decay[None, :]
         # Rows past the end are another sequence's, or the padding's: 0 * NaN would leak them.
-        vf = gl.where(position < tokens - c * 16, vals.to(gl.float32), 0.0)
+        vf = gl.where(position < tokens - c * TOKENS, vals.to(gl.float32), 0.0)
         if DEFER:
             if c > 0:
                 mbarrier.wait(spent.index(oslot), ophase)
                 _hand_over(out, o_s, ready, oslot, FIRST, ROWS, BY_TMA)
                 oslot, ophase = _advance(oslot, ophase, STAGES_OUT)
         both = warpgroup_mma_wait(0, deps=[both])
-        xw, oq = gl.split(gl.permute(gl.reshape(both, [ROWS, 2, 16]), [0, 2, 1]))
+        xw, oq = gl.split(gl.permute(gl.reshape(both, [ROWS, 2, TOKENS]), [0, 2, 1]))
         x = vf - gl.convert_layout(xw, L16)
         oq = gl.convert_layout(oq, L16)
         if DECAY_AT == 2:
             S = S * decay[None, :]
         squares = ai_s.index(slot)
         xa = gl.convert_layout(x.to(TILE), gl.DotOperandLayout(0, L16, 2))
-        u = warpgroup_mma(xa, squares.slice(0, 16, dim=0).permute([1, 0]), zero16, use_acc=False, is_async=True)
+        u = warpgroup_mma(xa, squares.slice(0, TOKENS, dim=0).permute([1, 0]), zero16, use_acc=False, is_async=True)
         u = warpgroup_mma_wait(0, deps=[u])
         ut = (u * UNSCALE).to(TILE)
         us = gl.convert_layout(ut, gl.DotOperandLayout(0, STATE, 2))
         if (
             EXACT
         ):  # kr is kd and what kd lacks of it: a kr that is rounded as a whole lets the state drift in slow channels
-            S = warpgroup_mma(us, kq_s.index(slot).slice(0, 16, dim=0), S, is_async=True)
+            S = warpgroup_mma(us, kq_s.index(slot).slice(0, TOKENS, dim=0), S, is_async=True)
         new_S = warpgroup_mma(us, kr_s.index(slot), S, is_async=True)
         # A separate accumulator plus an add: accumulating onto half of the n32 one makes ptxas serialise every wgmma (C7511).
         mixed = warpgroup_mma(
-            gl.convert_layout(ut, gl.DotOperandLayout(0, L16, 2)), squares.slice(16, 16, dim=0).permute([1, 0]), zero16,
+            gl.convert_layout(ut, gl.DotOperandLayout(0, L16, 2)), squares.slice(TOKENS, TOKENS, dim=0).permute([1, 0]), zero16,
             use_acc=False, is_async=True,
         )  # fmt: skip
         S, out = warpgroup_mma_wait(0, deps=[new_S, mixed])
@@ -256,9 +259,12 @@ def recurrence_ws(
 ):  # fmt: skip
     """As `recurrence.recurrence_kernel`, the tiles, v and o by TMA; o not by TMA if BV is 64.
 
-    kq_d .. o_d: descriptors with boxes [32, K], [16, K], [32, 16], [1, K], [16, BV], [16, BV].
+    kq_d .. o_d: descriptors with boxes [32, K], [16, K], [32, 16], [1, K], [16, BV], [16, BV]; of 32 tokens a step (only
+    with BV 64) [64, K], [32, K], [64, 32], [1, K], [32, BV], [32, BV].
     """
     blocks: gl.constexpr = V // BV
+    TOKENS: gl.constexpr = v_d.block_shape[0]
+    gl.static_assert(TOKENS == 16 or BV == 64)  # _send stores 16 rows
     if SEGMENTED:  # launched ahead of the end of pass B
         wait_for_previous()
     pid = gl.program_id(0)
@@ -270,7 +276,7 @@ def recurrence_ws(
     tokens = gl.load(spans + 4 * n + 1) - token0
     first = gl.load(spans + 4 * n + 2)
     chunks = gl.load(spans + 4 * n + 3) - first
-    whole = gl.minimum(tokens // 16, chunks)
+    whole = gl.minimum(tokens // TOKENS, chunks)
     tile0 = h * NC + first
     column = h * V + value0
     state0 = chain.to(gl.int64) * (K * V)
@@ -278,12 +284,12 @@ def recurrence_ws(
     if SEGMENTED:
         ht_ptr += (n // segments - n).to(gl.int64) * H * (K * V)  # rows of ht are sequences
 
-    kq_s = gl.allocate_shared_memory(kq_d.dtype, [STAGES_IN, 32, K], kq_d.layout)
-    kr_s = gl.allocate_shared_memory(kr_d.dtype, [STAGES_IN, 16, K], kr_d.layout)
-    ai_s = gl.allocate_shared_memory(ai_d.dtype, [STAGES_IN, 32, 16], ai_d.layout)
+    kq_s = gl.allocate_shared_memory(kq_d.dtype, [STAGES_IN, 2 * TOKENS, K], kq_d.layout)
+    kr_s = gl.allocate_shared_memory(kr_d.dtype, [STAGES_IN, TOKENS, K], kr_d.layout)
+    ai_s = gl.allocate_shared_memory(ai_d.dtype, [STAGES_IN, 2 * TOKENS, TOKENS], ai_d.layout)
     dec_s = gl.allocate_shared_memory(gl.float32, [STAGES_IN, 1, K], dec_d.layout)
-    v_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_IN, 16, BV], v_d.layout)
-    o_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_OUT, 16, BV], o_d.layout)
+    v_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_IN, TOKENS, BV], v_d.layout)
+    o_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES_OUT, TOKENS, BV], o_d.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES_IN, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES_IN, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES_OUT, 1], mbarrier.MBarrierLayout())
@@ -296,7 +302,7 @@ def recurrence_ws(
         mbarrier.init(spent.index(i), count=1)
     fence_async_shared()
 
-    TILE_BYTES: gl.constexpr = (32 * K + 16 * K + 32 * 16 + 16 * BV) * 2 + K * 4
+    TILE_BYTES: gl.constexpr = (3 * TOKENS * K + 2 * TOKENS * TOKENS + TOKENS * BV) * 2 + K * 4
     PENDING: gl.constexpr = STAGES_OUT // 2
     ROWS: gl.constexpr = BV // CONSUMERS
     # The argument tuples stand inline: a tuple that has a name turns its constexprs into tensors.

@@ -30,6 +30,12 @@ MAX_SEGMENTS = 64
 _SEARCHED_SEGMENTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SEGMENTS_PER_SM = 8
 
+PAIRS = LaunchConfig(K1Config(), K2Config(variant="pairs"))
+"""K1 and K2 with 32 tokens, two chunks, a step. It has no fields: its K1 is one kernel, its K2 `PAIRS_K2`."""
+WHOLES = (FUSED, PAIRS)
+"""What has no stages: launched, measured and compared whole, and tried on every shape that it may run on."""
+_WHOLE_K2S = tuple(whole.k2 for whole in WHOLES)
+
 # Legal values a field. The search walks `k1_configs` / `k2_configs`, a subset of the product of these.
 K1_LEGAL: dict[str, tuple[object, ...]] = {
     "variant": ("triton", "cp_async", "tma"),
@@ -44,7 +50,7 @@ K1_LEGAL: dict[str, tuple[object, ...]] = {
     "swizzle_bytes": (0, 64, 128),
 }
 K2_LEGAL: dict[str, tuple[object, ...]] = {
-    "variant": ("triton", "ws", "fused"),
+    "variant": ("triton", "ws", "fused", "pairs"),
     "block_v": (32, 64, 128),
     "num_warps": (4, 8),
     "stages_in": (1, 2, 3, 4, 5, 6, 7, 8),
@@ -72,6 +78,7 @@ _K2_READS = {
     "triton": {"block_v", "num_warps", "stages_in", "transposed", "segments"},
     "ws": set(K2_LEGAL) - {"variant", "transposed"},
     "fused": set(),
+    "pairs": set(),
 }
 _K1_IDLE = {
     "triton": K1Config(),
@@ -101,11 +108,14 @@ def config_ok(config: K1Config | K2Config | LaunchConfig, shape: Shape, gpu: Gpu
     if isinstance(config, LaunchConfig):
         if config.precision not in get_args(Precision):
             return f"precision={config.precision!r} is not one of {', '.join(get_args(Precision))}"
-        if config.k2 == FUSED.k2 and config.k1 != FUSED.k1:
-            return "k1 must stand at its defaults where k2.variant is fused: it is not launched"
+        if config.k1 != K1Config() and config.k2 in _WHOLE_K2S:
+            return f"k1 must stand at its defaults where k2.variant is {config.k2.variant}: it is not launched"
+        if config.k2 == PAIRS.k2 and config.precision != PAIRS.precision:
+            # bf16 tiles of 32 tokens: identical keys, T 512, o / state 1.02e-2 / 1.32e-2, of 16 tokens 7.8e-3 / 9.2e-3
+            return f"k2.variant=pairs needs precision=fp16, not {config.precision}"
         return _part_ok(config.k1, shape, gpu) or _part_ok(config.k2, shape, gpu)
-    if config == FUSED.k2:
-        return "k2.variant=fused does K1's work, too: it is launched and measured whole, not as a stage"
+    if config in _WHOLE_K2S:
+        return f"k2.variant={config.variant} does K1's work, too: it is launched and measured whole, not as a stage"
     return _part_ok(config, shape, gpu)
 
 
@@ -177,6 +187,8 @@ def _k2_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
         if gpu is not None and gpu.smem_per_block_bytes < _FUSED_SMEM_BYTES:
             return f"k2 needs {_FUSED_SMEM_BYTES} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
         return None
+    if config == PAIRS.k2:
+        return _k2_ws_ok(PAIRS_K2, shape, gpu, config.step_tokens)
     if config.segments > 1:
         too_many = _segments_ok(config, shape, gpu)
         if too_many:
@@ -208,7 +220,7 @@ def _segments_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
     return None
 
 
-def _k2_ws_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
+def _k2_ws_ok(config: K2Config, shape: Shape, gpu: Gpu | None, step_tokens: int = CHUNK_TOKENS) -> str | None:
     if config.stages_in < 2:
         return "k2.stages_in must be >= 2 for variant ws: the load partition runs ahead of the MMA partition"
     if min(config.stages_out, config.load_warps, config.store_warps) < 1:
@@ -230,7 +242,7 @@ def _k2_ws_ok(config: K2Config, shape: Shape, gpu: Gpu | None) -> str | None:
         return f"k2.maxnreg={config.maxnreg} x {warps} warps is more than the {gpu.registers_per_sm} registers of an SM"
     if config.consumers == 2 and config.maxnreg is None:
         return "k2.maxnreg must be set when consumers is 2: it sizes the register pool the partitions share"
-    smem = k2_smem_bytes(config, shape)
+    smem = k2_smem_bytes(config, shape, step_tokens)
     if smem > gpu.smem_per_block_bytes:
         return f"k2 needs {smem} bytes of shared memory, {gpu.name} gives a block {gpu.smem_per_block_bytes}"
     return None
@@ -242,12 +254,12 @@ def k2_total_warps(config: K2Config) -> int:
     return config.consumers * config.num_warps + -(-side // 4) * 4
 
 
-def k2_smem_bytes(config: K2Config, shape: Shape) -> int:
+def k2_smem_bytes(config: K2Config, shape: Shape, step_tokens: int = CHUNK_TOKENS) -> int:
     """Upper bound of one K2 CTA's shared memory: the input ring, the output ring, barriers and the dispatch state."""
-    tile = (3 * CHUNK_TOKENS * shape.K + 2 * CHUNK_TOKENS**2 + CHUNK_TOKENS * config.block_v) * 2 + shape.K * 4
+    tile = (3 * step_tokens * shape.K + 2 * step_tokens**2 + step_tokens * config.block_v) * 2 + shape.K * 4
     if config.variant == "triton":
         return tile * max(0, config.stages_in - 1)
-    out = CHUNK_TOKENS * config.block_v * 2
+    out = step_tokens * config.block_v * 2
     # 1024: barriers, the warp-specialisation mailbox and holes left by alignment. 332 to 908 bytes more than the rings
     # were taken over 396 configs (H200, Triton 3.6.0); an upper bound, so that none is let through that cannot start
     return tile * config.stages_in + out * config.stages_out + 1024
@@ -309,6 +321,10 @@ def _ws(
     )
 
 
+PAIRS_K2 = _ws("64", 5, 1, True, 2)
+"""How "pairs" launches its K2."""
+
+
 def k2_configs() -> Iterator[K2Config]:
     """Every K2 config that the search considers, in a fixed order.
 
@@ -358,7 +374,7 @@ def legal_k2(shape: Shape, gpu: Gpu | None) -> list[K2Config]:
 
 def space_hash() -> str:
     """Identity of the search space: changes when a config is added, dropped or renamed."""
-    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs(), segmented_k2_configs(), [FUSED])])
+    return digest([canonical(c) for c in itertools.chain(k1_configs(), k2_configs(), segmented_k2_configs(), WHOLES)])
 
 
 # cp.async wins at 4,096 and 6,144 tiles, TMA at 32,768 and 49,152 (H200); between them untested.
@@ -373,6 +389,8 @@ def default_config(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
     """
     if gpu is not None and _fills(shape, gpu) >= _FUSED_FROM and _both_fit(FUSED, shape, gpu):
         return FUSED
+    if gpu is not None and _both_fit(PAIRS, shape, gpu) and _pairs_win(shape, gpu):
+        return PAIRS
     return split_default(shape, gpu)
 
 
@@ -395,13 +413,26 @@ def _fills(shape: Shape, gpu: Gpu) -> float:
     return shape.chains / (waves * gpu.sm_count)
 
 
+# Split over pairs, whole calls on an H200, fp16 precision, one sequence: at T 8192 1.035 with H 64, 1.069 with H 48, 1.089 with
+# H 32; at T 4096 1.008 with H 64; at T 2048 0.997 with H 32; shorter ones were not measured. What K2 gains (a step of 32 tokens
+# takes 0.66 to 0.71 us, two of 16 0.82 to 0.84) goes by the longest chain, what K1 loses by all tokens, and of unlike
+# lengths these are fewer.
+_PAIRS_FROM_TOKENS = 4096
+
+
+def _pairs_win(shape: Shape, gpu: Gpu) -> bool:
+    """Whether a chain's two blocks of 64 rows have an SM each, chains are long, and cutting them gains less."""
+    one_wave = shape.chains * 2 <= gpu.sm_count
+    return one_wave and shape.longest >= _PAIRS_FROM_TOKENS and default_segments(shape, gpu) == 1
+
+
 def _both_fit(config: LaunchConfig, shape: Shape, gpu: Gpu | None) -> bool:
     """Whether config_ok lets one of ours through, whose values are legal: they are two thirds of its time."""
     return _fits(config.k1, shape, gpu) is None and _fits(config.k2, shape, gpu) is None
 
 
 def split_default(shape: Shape, gpu: Gpu | None) -> LaunchConfig:
-    """The analytic default of K1 and K2 as two kernels."""
+    """The analytic default of K1 and K2 as two stages."""
     wanted = _preferred(shape, gpu)
     if _both_fit(wanted, shape, gpu):
         return wanted

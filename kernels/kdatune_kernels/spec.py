@@ -281,7 +281,10 @@ def parse_field(key: str, raw: str, hint: Any) -> Any:
 
 
 K1Variant = Literal["triton", "cp_async", "tma"]
-K2Variant = Literal["triton", "ws", "fused"]
+K2Variant = Literal["triton", "ws", "fused", "pairs"]
+WHOLE_WORDS = {"fused": "K1 and K2 as one kernel", "pairs": "K1 and K2 with 32 tokens a step"}
+"""The variants that K1 is part of, for people."""
+_WHOLE_VARIANTS = tuple(WHOLE_WORDS)
 LoadPolicy = Literal["default", "evict_last"]
 
 
@@ -311,7 +314,8 @@ class K2Config:
     variant: "triton" (any sm >= 80) or "ws" (Gluon, sm_90, warp-specialised). For "ws", num_warps is the warps of one
     MMA partition, the partition split is (consumers x num_warps, load_warps, store_warps), and the pipeline depths are
     stages_in and stages_out; for "triton", stages_in is the loop's num_stages and stages_out is 0. segments > 1 splits each
-    chain into that many segments scanned in parallel. "fused" (Gluon, sm_90) does K1's work, too, and reads no other field.
+    chain into that many segments scanned in parallel. "fused" and "pairs" (Gluon, sm_90) are whole launches, with a K1 of their
+    own, and read no other field: one kernel that does the work of both, and two kernels with 32 tokens a step.
     """
 
     variant: K2Variant = "triton"
@@ -332,23 +336,33 @@ class K2Config:
     segments: int = 1
 
     @property
+    def whole(self) -> bool:
+        """Whether K1 is part of it: it is measured, compared and served whole, and has no stages."""
+        return self.variant in _WHOLE_VARIANTS
+
+    @property
     def fused(self) -> bool:
-        """Whether K1 is part of it."""
+        """Whether it is K1 and K2 as one kernel."""
         return self.variant == "fused"
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step, and of a tile."""
+        return 2 * CHUNK_TOKENS if self.variant == "pairs" else CHUNK_TOKENS
 
-def is_fused(k2: object) -> bool:
-    """Whether JSON says a K2Config that does K1's work, too."""
-    return isinstance(k2, dict) and k2.get("variant") == "fused"
+
+def is_whole(k2: object) -> bool:
+    """Whether JSON says a K2Config that K1 is part of."""
+    return isinstance(k2, dict) and k2.get("variant") in _WHOLE_VARIANTS
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """A whole launch: K1 and K2 and the precision of the tiles that pass between them.
 
-    k1: K1Config() where k2 is fused, and not launched. precision: "fp16" (default: fp16 tiles, scaled; values and states up to
-    6e4), "fast" (values up to 6e4, larger errors on correlated keys) or "bf16" (any range, larger errors everywhere). It is
-    not searched: it is chosen by the caller.
+    k1: K1Config() where k2 has a K1 of its own, and not launched. precision: "fp16" (default: fp16 tiles, scaled; values and
+    states up to 6e4), "fast" (values up to 6e4, larger errors on correlated keys) or "bf16" (any range, larger errors
+    everywhere). It is not searched: it is chosen by the caller.
     """
 
     k1: K1Config

@@ -8,49 +8,53 @@ import torch
 
 from kdatune_kernels import direct
 from kdatune_kernels import launch
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
-from kdatune_kernels.spec import Precision
 
 
-def workspace(p: launch.Problem, precision: Precision, config: LaunchConfig) -> launch.Workspace:
+def workspace(p: launch.Problem, config: LaunchConfig) -> launch.Workspace:
     """What K1 writes and K2 reads, or what says of what types it would be."""
     if config.k2.fused:  # no tile leaves the SM
-        return launch.types_only(p.q.shape[2], precision, p.q.device)
-    return launch.workspace(p.tables, p.heads, p.q.shape[2], precision, p.q.device)
+        return launch.types_only(p.q.shape[2], config.precision, p.q.device)
+    return launch.workspace(p.tables, p.heads, p.q.shape[2], config.precision, p.q.device)
 
 
 def plan(
     p: launch.Problem,
     o: torch.Tensor,
     ht: torch.Tensor | None,
-    precision: Precision,
     config: LaunchConfig,
     given: tuple[torch.Tensor | None, ...],
 ) -> direct.Plan:
-    """The launches of a call of this config as a plan. given: the tensors that `repeated.attempt` takes, up to cu_seqlens.
+    """The launches of a call of this config as a plan, in its precision.
+
+    p: with tables in its steps. given: the tensors that `repeated.attempt` takes, up to cu_seqlens.
 
     Raises NotPlannedError when they have none.
     """
     q, _, _, _, _, A_log, dt_bias, _, cu_seqlens = given
-    ws = workspace(p, precision, config)
+    ws = workspace(p, config)
+    step = p.tables.step
     scratch = [x for x in vars(ws).values() if x.numel()]
     constant = [made for x, made in ((A_log, p.A_log), (dt_bias, p.dt_bias)) if x is None]
     launches: list[Callable[[], Any]] = []
     if cu_seqlens is None:
         assert q is not None  # noqa: S101 - it was called with
-        if launch.dense_tables(q.shape[0], q.shape[1], q.device, capturing=False) is not p.tables:
+        if launch.dense_tables(q.shape[0], q.shape[1], q.device, capturing=False, step=step) is not p.tables:
             raise direct.NotPlannedError("the chunk tables are of this call only")
         constant += p.tables.tensors
     else:
         # As the long way. A copy is none of the call's tensors, so that no plan comes of it.
-        tables, lay_out = launch.packed_call(cu_seqlens.contiguous(), p.q.shape[0])
+        tables, lay_out = launch.packed_call(cu_seqlens.contiguous(), p.q.shape[0], step)
         p = replace(p, tables=tables)
         scratch += tables.tensors
         launches.append(lay_out)
-    if not config.k2.fused:
+    if not config.k2.whole:
         launches.append(launch.k1_call(p, ws, config.k1))
-    if config.k2.segments > 1:
+    if config.k2 == PAIRS.k2:
+        launches += launch.pairs_calls(p, ws, o, ht)
+    elif config.k2.segments > 1:
         passes, buffers = _segmented(p, ws, o, ht, config.k2)
         launches += passes
         scratch += buffers

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import update
 
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
 from kdatune_kernels.space import legal_k2
@@ -414,7 +415,7 @@ def test_one_kernel_stands_beside_two_without_stages_of_its_own(client, shelf, h
     assert {"k2_ours", "k1_other", "k2_other"} <= set(row)
     assert "k1_ours" not in row
     page = text(client, path, **hashes)
-    assert "champion launches no K1: its one kernel, profiled as K2, does K1&#39;s work, too" in page
+    assert "champion has no K1 of its own: K1&#39;s work is profiled with K2&#39;s, as K2" in page
     assert "whole, they take 1,500 (champion, one kernel) and 2,500 (" in page
     assert "has no counters" not in page
     back = text(client, path, config=digest(split), against=digest(FUSED))
@@ -432,6 +433,16 @@ def test_an_sm_takes_the_fused_kernel_chain_after_chain(client, shelf, helpers):
     (choice,) = items(client, "/waves", "choices")
     assert choice["choice"] == "K1 and K2 as one kernel, chain after chain"
     assert choice["second_wave_from_chains"] == 133
+
+
+def test_pairs_take_an_sm_for_every_64_columns_of_a_chain(client, shelf, helpers):
+    for heads in (64, 96):
+        shelf.promote(shape_of(1, heads, 8192), PAIRS)
+    rows = {row["chains"]: (row["ctas"], row["waves"]) for row in items(client, "/waves", "waves")}
+    assert rows == {64: (128, pytest.approx(128 / 132)), 96: (192, pytest.approx(192 / 132))}
+    (choice,) = items(client, "/waves", "choices")
+    assert choice["choice"] == "K1 and K2 with 32 tokens a step, 64 columns"
+    assert choice["second_wave_from_chains"] == 67
 
 
 def test_an_unavailable_profile_shows_its_reason_and_no_zero(client, shelf, helpers):

@@ -34,6 +34,7 @@ from kdatune_kernels.environment import Settings
 from kdatune_kernels.kda import chunk_kda
 from kdatune_kernels.resolve import Resolver
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 
 spec = importlib.util.spec_from_file_location("call_cost", Path(__file__).parents[2] / "benchmarks" / "call_cost.py")
 cost = importlib.util.module_from_spec(spec)
@@ -136,6 +137,11 @@ CASES: dict[str, dict[str, Any]] = {
     "segments, plain": {"options": {"config": PLAIN_SEGMENTS}, "state": VK},
     "fused": {"options": {"config": FUSED}, "state": KV},
     "fused, fast, packed": {"options": {"config": FUSED, "precision": "fast"}, "ends": [0, 1, 64]},
+    "pairs": {"options": {"config": PAIRS}, "state": KV},
+    "pairs, packed, V first": {"options": {"config": PAIRS}, "state": VK, "ends": [0, 1, 1, 40, 64]},
+    "pairs, strided, batch, no states": {"options": {"config": PAIRS}, "sizes": (3, 40, 2, 4, 128, 128), "strided": True},
+    "pairs, final state only": {"options": {"config": PAIRS, "output_final_state": True}, "sizes": (1, 33, 2, 2, 128, 128)},
+    "pairs, in a precision that they lack": {"options": {"config": PAIRS, "precision": "bf16"}, "ends": [0, 20, 64]},
     "fused, strided, no states": {"options": {"config": FUSED, "precision": "bf16"}, "strided": True},
 }  # fmt: skip
 

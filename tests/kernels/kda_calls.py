@@ -7,7 +7,7 @@ import torch
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 from kdatune_kernels.kda import chunk_kda
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -37,7 +37,7 @@ HALVES = LaunchConfig(
 )
 
 CONFIGS = [PLAIN, TRANSPOSED] + (
-    [ONE_CONSUMER, TWO_CONSUMERS, TWO_STORE_WARPS, HALVES, FUSED] if torch.cuda.is_available() else []
+    [ONE_CONSUMER, TWO_CONSUMERS, TWO_STORE_WARPS, HALVES, *WHOLES] if torch.cuda.is_available() else []
 )
 
 

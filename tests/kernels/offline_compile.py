@@ -6,6 +6,7 @@ import sys
 
 from kdatune_kernels.compile import Resources
 from kdatune_kernels.compile import compile_config
+from kdatune_kernels.compile import compile_pairs_k1
 from kdatune_kernels.compile import compile_passes
 from kdatune_kernels.compile import compile_recurrent
 from kdatune_kernels.spec import K1Config
@@ -25,6 +26,9 @@ def main() -> None:
             )
             for found in passes:
                 answer(found)
+            continue
+        if request["kernel"] == "pairs k1":
+            answer(compile_pairs_k1(group=request["group"]))
             continue
         kind = K1Config if request["kernel"] == "k1" else K2Config
         resources = compile_config(

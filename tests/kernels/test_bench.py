@@ -10,6 +10,7 @@ from kdatune_kernels import bench
 from kdatune_kernels import launch
 from kdatune_kernels import samples
 from kdatune_kernels.errors import MeasurementError
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -144,6 +145,28 @@ def test_times_are_paired_and_positive(device):
     assert all(1.0 < x < 10_000.0 for t in times for x in t)
     alone = bench.time_us(problem, fast.k1)
     assert alone == sorted(alone)
+
+
+@pytest.mark.gpu
+def test_pairs_are_checked_and_timed_whole(device):
+    for problem in (bench.small_problem(device), bench.open_problem(shape_of(1, 2, 500))):
+        result = bench.check(problem, "kda", PAIRS)
+        assert (result.outcome, result.detail, result.spills) == ("ok", None, 0)
+        whole, as_k2 = bench.time_interleaved_us(problem, [PAIRS, PAIRS.k2], 3)
+        assert min(*whole, *as_k2) > 1.0
+
+
+def test_pairs_have_tables_and_a_workspace_of_their_own():
+    problem = bench.small_problem("cuda" if torch.cuda.is_available() else "cpu")
+    p, ws = problem.parts(0, PAIRS.k2)
+    assert problem.parts(0, PAIRS.k2)[1] is ws
+    assert p.q is problem.copies[0].q
+    tiles = p.tables.chunks * 4
+    assert p.tables.spans.tolist() == [[0, 256, 0, 8], [256, 331, 8, 11]]
+    assert [tuple(x.shape) for x in (ws.KQ, ws.KG, ws.AI, ws.DEC)] == [
+        (64 * tiles, 128), (32 * tiles, 128), (64 * tiles, 32), (tiles, 128),
+    ]  # fmt: skip
+    assert problem.parts(0, K2Config()) == (problem.copies[0], problem.workspaces[0])
 
 
 @pytest.mark.gpu

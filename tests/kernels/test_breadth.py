@@ -14,11 +14,15 @@ from kda_calls import call
 from kda_calls import name_of
 from kda_calls import ratios
 
+from kdatune_kernels import gpu
 from kdatune_kernels import reference
 from kdatune_kernels import samples
 from kdatune_kernels.checkpoints import cut_spans
 from kdatune_kernels.errors import ConfigError
+from kdatune_kernels.space import PAIRS
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import K2Config
+from kdatune_kernels.spec import shape_of
 
 CARD = torch.cuda.is_available()
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=name_of)
@@ -134,7 +138,7 @@ def test_a_gluon_config_for_what_gluon_does_not_read_is_refused(device):
         call(samples.make((16,), 1, dtype=torch.float16, device=device), config=config)
 
 
-@every_config
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config != PAIRS], ids=name_of)
 @pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("v_first", [True, False])
 def test_checkpoints_are_the_states_of_the_prefixes(config, with_state, v_first, device):
@@ -154,6 +158,22 @@ def test_checkpoints_are_the_states_of_the_prefixes(config, with_state, v_first,
         prefix = {name: getattr(sample, name)[:, rows].clone() for name in ("q", "k", "v", "g", "beta")}
         _, state = call(replace(sample, **prefix, lengths=tuple(cut)), **options)
         assert torch.equal(states[i], state)
+
+
+@pytest.mark.gpu
+def test_what_pairs_lack_runs_in_steps_of_16_tokens(device):
+    """By the default of two stages: checkpoints, and the other precisions, called often enough for a plan."""
+    sample = samples.make((100, 28), 2, device=device)
+    split = split_default(shape_of(2, 2, 128, varlen=True, longest_tokens=100), gpu.current())
+    states = [torch.empty(2, 2, 2, 128, 128, device=device) for _ in range(2)]
+    for config, made in zip((PAIRS, split), states, strict=True):
+        call(sample, config=config, checkpoints=made, checkpoint_tokens=48)
+    assert torch.equal(*states)
+    for precision in ("fast", "bf16"):
+        want = call(sample, config=split, precision=precision)
+        for _ in range(4):
+            got = call(sample, config=PAIRS, precision=precision)
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_checkpoints_of_a_dense_batch_without_a_final_state(device):

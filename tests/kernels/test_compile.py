@@ -42,11 +42,11 @@ def _compile(requests: list[dict], python: str = sys.executable, timeout_seconds
 
 
 def _served() -> list[tuple[str, dict]]:
-    """Every K1 and K2 config of two kernels that is served on an H200: the bundled champions and the analytic defaults."""
+    """Every K1 and K2 config of two stages that is served on an H200: the bundled champions and the analytic defaults."""
     shapes = [shape_of(1, 96, 8192), shape_of(1, 8, 64), shape_of(8, 64, 8192)]
     launches = [c.config for c in parse_snapshot(BUNDLED.read_bytes()).champions]
     launches += [space.split_default(shape, H200) for shape in shapes]
-    launches = [x for x in launches if not x.k2.fused]  # the fused kernel has tests of its own
+    launches = [x for x in launches if not x.k2.whole]  # what has no stages has tests of its own
     kinds = [("k1", x.k1) for x in launches] + [("k2", x.k2) for x in launches]
     return [(kernel, to_json(config)) for kernel, config in dict.fromkeys(kinds)]
 
@@ -69,20 +69,23 @@ def _k2(config: dict):
     return K2Config(**config)
 
 
+STATES = (
+    {"state_v_first": True},
+    {},
+    {"initial_state": False},
+    {"final_state": False},
+    {"state_v_first": True, "state_bf16": True},
+    {"initial_state": False, "final_state": False},
+)
+"""With states of either layout, without either or both, and with an initial one in bf16, v first."""
+
+
 def _fused_requests() -> list[dict]:
-    """The fused kernel in every precision: with states, without either or both, and with an initial one in bf16, v first."""
-    states = (
-        {"state_v_first": True},
-        {},
-        {"initial_state": False},
-        {"final_state": False},
-        {"state_v_first": True, "state_bf16": True},
-        {"initial_state": False, "final_state": False},
-    )
+    """The fused kernel in every precision and with all kinds of states."""
     return [
         {"kernel": "k2", "config": to_json(space.FUSED.k2), "cc": "9.0", "precision": precision, "options": options}
         for precision in PRECISIONS
-        for options in states
+        for options in STATES
     ]
 
 
@@ -105,6 +108,27 @@ def test_the_fused_kernel_has_no_wgmma_warning_and_spills_what_is_stated():
         assert found["spill_bytes"] <= _stated_spill_bytes(request), (request, found)
         assert found["smem_bytes"] <= space._FUSED_SMEM_BYTES, "config_ok must never let through what the card refuses"
         assert found["registers"] * found["num_warps"] * 32 <= H200.registers_per_sm
+
+
+PAIRS_REQUESTS = [{"kernel": "pairs k1", "cc": "9.0", "group": group} for group in (1, 2, 4)] + [
+    {"kernel": "k2", "config": to_json(space.PAIRS.k2), "cc": "9.0", "precision": "fp16", "options": options}
+    for options in STATES
+]
+
+
+def test_both_kernels_of_pairs_have_no_spills_and_no_wgmma_warning():
+    resources = _compile(PAIRS_REQUESTS)
+    assert len(resources) == len(PAIRS_REQUESTS) == 8
+    for request, found in zip(PAIRS_REQUESTS, resources, strict=True):
+        assert (found["spill_bytes"], found["wgmma_warnings"]) == (0, []), request
+        assert found["registers"] * found["num_warps"] * 32 <= H200.registers_per_sm
+    k1s, k2s = resources[:3], resources[3:]
+    bound = space.k2_smem_bytes(space.PAIRS_K2, shape_of(1, 1, 32), space.PAIRS.k2.step_tokens)
+    assert {one["smem_bytes"] <= bound for one in k2s} == {True}, (
+        "config_ok must never let through what the card refuses"
+    )
+    # seven CTAs, fourteen chunks, an SM: what K1 was measured with
+    assert {(one["registers"], one["smem_bytes"]) for one in k1s} == {(144, 31_752)}
 
 
 def _allowed_spill(request: dict) -> int:
@@ -205,7 +229,7 @@ def test_the_newest_triton_spills_nothing_and_serialises_no_wgmma(tmp_path, reco
         requests += [
             {"kernel": "passes", "config": config, "cc": cc, "precision": precision} for precision in PRECISIONS
         ]
-    requests += _fused_requests()
+    requests += _fused_requests() + PAIRS_REQUESTS
     found = _compile(requests, python, timeout_seconds=1500)
     asked = [(r["kernel"], r["cc"], r) for r in requests for _ in range(2 if r["kernel"] == "passes" else 1)]
     faults = [

@@ -21,6 +21,7 @@ from kda_calls import name_of
 from kdatune_kernels import direct
 from kdatune_kernels import repeated
 from kdatune_kernels import samples
+from kdatune_kernels.space import PAIRS
 
 pytestmark = pytest.mark.skipif(not version("triton").startswith("3.6."), reason="plans follow Triton 3.6 only")
 
@@ -214,8 +215,9 @@ def test_a_plan_launches_on_the_current_stream(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_planned_call_can_be_captured(monkeypatch):
-    again, long_way = _planned(monkeypatch)
+@pytest.mark.parametrize("config", [ONE_CONSUMER, PAIRS], ids=name_of)
+def test_a_planned_call_can_be_captured(monkeypatch, config):
+    again, long_way = _planned(monkeypatch, config)
     given = _given(4)
     expected = long_way(given)
     graph = torch.cuda.CUDAGraph()

@@ -22,6 +22,7 @@ from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.kda import chunk_kda
 from kdatune_kernels.kda import on_device_of_q
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
@@ -315,13 +316,14 @@ def test_the_first_call_of_a_process_inside_a_capture(device, tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_captured_packed_call_follows_its_cu_seqlens(device):
+@pytest.mark.parametrize("config", [None, PAIRS])
+def test_a_captured_packed_call_follows_its_cu_seqlens(config, device):
     sample = samples.make((100, 28), 2, device=device)
     ends = torch.tensor([0, 100, 128], device=device)
-    call(sample, cu_seqlens=ends)
+    call(sample, cu_seqlens=ends, config=config)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o, ht = call(sample, cu_seqlens=ends)
+        o, ht = call(sample, cu_seqlens=ends, config=config)
     ends.copy_(torch.tensor([0, 41, 128], device=device))
     graph.replay()
     torch.cuda.synchronize()

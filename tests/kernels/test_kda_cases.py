@@ -259,7 +259,7 @@ def test_the_update_sees_a_small_residual_of_large_numbers(config, precision, de
         sample, k=k, v=torch.full_like(sample.v, 4096.0), initial_state=state, A_log=torch.full((1,), -20.0, device=device),
         beta=torch.full_like(sample.beta, 20.0), lower_bound=-1e-6,
     )  # fmt: skip
-    _, ht = call(sample, config=replace(config, precision=precision))
+    _, ht = call(sample, config=config, precision=precision)
     want = reference.recurrence(**sample.tensors(), lengths=[1])[1]
     assert float(ht[0, 0, 2, 0]) == pytest.approx(-1.0, abs=0.01)
     assert float((ht - want).abs().max()) < 0.05

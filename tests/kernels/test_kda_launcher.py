@@ -16,6 +16,7 @@ from kdatune_kernels.match import Champion
 from kdatune_kernels.resolve import Resolver
 from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import dump_snapshot
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import K1Config
@@ -118,6 +119,16 @@ def test_a_config_that_fails_at_launch_is_replaced_and_reported(resolver, launch
 def _champion(config):
     shape = Shape(N=1, H=1, T=40, HV=1)
     return Champion(gpu=H200, shape=shape, config=config, generation=1, measured_us=10.0, default_us=11.0)
+
+
+def test_a_champion_by_pairs_never_fails_a_call_that_it_does_not_serve(launched, sample, monkeypatch, device):
+    """In the interpreter pairs would fail: by the default of two stages these calls run, the third and later ones, too."""
+    monkeypatch.setattr(kda.launcher, "lookup", lambda key: PAIRS)
+    states = torch.empty(2, 1, 1, 128, 128, device=device)
+    for options in ({"precision": "bf16"}, {"precision": "fast"}, {"checkpoints": states, "checkpoint_tokens": 16}):
+        for _ in range(4):
+            assert_within_gates(sample, *call(sample, **options))
+    assert PAIRS.k2 not in launched
 
 
 def test_a_programming_error_is_not_swallowed(resolver, sample, monkeypatch):

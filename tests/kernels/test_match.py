@@ -130,7 +130,7 @@ def test_a_champion_of_two_kernels_does_not_answer_where_the_fused_one_is_the_de
     assert default_config(request, H200) == FUSED
     found = find([champion(SHAPE)], request, H200)
     assert (found.match, found.config) == ("default", FUSED)
-    assert "it runs in other waves or segments" in found.reason
+    assert "it runs in other waves, segments or steps" in found.reason
 
 
 def test_a_fused_champion_answers_for_another_shape_whose_default_is_fused() -> None:
@@ -280,7 +280,7 @@ def test_no_answer_comes_from_another_number_of_waves_or_segments(have: Shape, w
         found = find([champion(a)], b, H200)
         assert (found.match, found.config, found.expected_regret) == ("default", default_config(b, H200), None)
         assert found.reason == (
-            f"no tuned shape is near enough; champion of {a.key()} refused: it runs in other waves or segments"
+            f"no tuned shape is near enough; champion of {a.key()} refused: it runs in other waves, segments or steps"
         )
 
 

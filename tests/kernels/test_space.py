@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kdatune_kernels import space
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
@@ -142,7 +143,7 @@ def test_the_interpreter_runs_plain_triton_only() -> None:
         ({"maxnreg": None}, "maxnreg must be set when consumers is 2"),
         ({"load_warps": 4}, "k2.maxnreg=168 x 16 warps is more than the 65536 registers"),
         ({"maxnreg": 10**9}, "k2.maxnreg=1000000000 is not one of"),
-        ({"variant": "cuda"}, "k2.variant='cuda' is not one of triton, ws, fused"),
+        ({"variant": "cuda"}, "k2.variant='cuda' is not one of triton, ws, fused, pairs"),
         ({"variant": "fused"}, "block_v is not read by variant fused and must be"),
     ],
 )
@@ -224,7 +225,7 @@ def test_the_default_is_always_legal(gpu: Gpu | None, N: int, H: int, T: int, gr
 
 
 def test_the_default_of_an_h200() -> None:
-    few, many = default_config(shape_of(1, 64, 8192), H200), default_config(shape_of(1, 96, 8192), H200)
+    few, many = default_config(shape_of(1, 64, 2048), H200), default_config(shape_of(1, 96, 8192), H200)
     assert (few.k2.block_v, few.k2.consumers) == (64, 1)
     assert (many.k2.block_v, many.k2.consumers) == (128, 2)
     assert default_config(shape_of(1, 16, 1024), H200).k1.variant == "cp_async"
@@ -256,8 +257,39 @@ def test_the_default_of_an_h200() -> None:
 def test_the_default_is_fused_where_that_fills_the_sms(N, H, T, rest, fused) -> None:
     shape = shape_of(N, H, T, **rest)
     assert (default_config(shape, H200) == FUSED) is fused
-    assert not space.split_default(shape, H200).k2.fused
-    assert not any(default_config(shape, gpu).k2.fused for gpu in (None, A100, L40S, B200))
+    assert not space.split_default(shape, H200).k2.whole
+    assert not any(default_config(shape, gpu).k2.whole for gpu in (None, A100, L40S, B200))
+
+
+@pytest.mark.parametrize(
+    ("N", "H", "T", "rest", "pairs"),
+    [
+        (1, 64, 8192, {}, True),
+        (1, 48, 8192, {}, True),
+        (1, 32, 8192, {}, True),
+        (1, 64, 4096, {}, True),
+        (1, 66, 4096, {}, True),
+        (1, 64, 65536, {}, True),
+        (2, 32, 8192, {}, True),
+        (1, 64, 4095, {}, False),
+        (1, 64, 2048, {}, False),
+        (1, 67, 8192, {}, False),  # two blocks of 64 rows a chain no longer have an SM each
+        (1, 8, 8192, {}, False),  # segments gain more
+        (1, 16, 8192, {}, False),
+        (4, 16, 8192, {}, False),  # 2,048 tokens each
+        (2, 32, 8192, {"varlen": True, "longest_tokens": 4096}, True),
+        (6, 11, 8192, {"varlen": True, "longest_tokens": 6000}, True),
+        (6, 11, 8192, {"varlen": True}, False),  # how long the longest is, is not known
+        (1, 64, 8192, {"dtype": "fp16"}, False),
+        (1, 64, 8192, {"K": 64}, False),
+        (1, 64, 8192, {"V": 256}, False),
+    ],
+)
+def test_the_default_is_pairs_where_few_chains_are_long(N, H, T, rest, pairs) -> None:
+    shape = shape_of(N, H, T, **rest)
+    assert (default_config(shape, H200) == PAIRS) is pairs
+    assert not space.split_default(shape, H200).k2.whole
+    assert not any(default_config(shape, gpu).k2.whole for gpu in (None, A100, L40S, B200))
 
 
 @pytest.mark.parametrize(
@@ -276,22 +308,35 @@ def test_the_default_of_six_sequences_whose_longest_is_not_known() -> None:
     assert default_config(shape_of(6, 96, 8192, varlen=True), H200) == FUSED
 
 
-def test_the_fused_config_is_legal_whole_and_only_whole() -> None:
-    assert config_ok(FUSED, SHAPE, H200) is None
-    assert config_ok(FUSED.k1, SHAPE, H200) is None
-    assert "measured whole, not as a stage" in str(config_ok(FUSED.k2, SHAPE, H200))
-    assert FUSED.k2 not in space.legal_k2(SHAPE, H200)
-    other = dataclasses.replace(FUSED, k1=K1Config(num_warps=4))
+@pytest.mark.parametrize(("whole", "least_smem"), [(FUSED, 200_001), (PAIRS, 171_520)])
+def test_a_config_without_stages_is_legal_whole_and_only_whole(whole: LaunchConfig, least_smem: int) -> None:
+    assert config_ok(whole, SHAPE, H200) is None
+    assert config_ok(whole.k1, SHAPE, H200) is None
+    assert "measured whole, not as a stage" in str(config_ok(whole.k2, SHAPE, H200))
+    assert whole.k2 not in space.legal_k2(SHAPE, H200)
+    other = dataclasses.replace(whole, k1=K1Config(num_warps=4))
     assert "k1 must stand at its defaults" in str(config_ok(other, SHAPE, H200))
+    small = dataclasses.replace(H200, name="small", smem_per_block_bytes=least_smem - 1)
     for shape, gpu, why in (
         (SHAPE, None, "the interpreter runs triton only"),
         (SHAPE, A100, "needs compute capability 9.0"),
         (SHAPE, B200, "needs compute capability 9.0"),
         (dataclasses.replace(SHAPE, V=256), H200, "needs K = V = 128 and bf16"),
         (dataclasses.replace(SHAPE, dtype="fp16"), H200, "needs K = V = 128 and bf16"),
-        (SHAPE, dataclasses.replace(H200, name="small", smem_per_block_bytes=200_000), "small gives a block 200000"),
+        (SHAPE, small, f"small gives a block {least_smem - 1}"),
     ):
-        assert why in str(config_ok(FUSED, shape, gpu))
+        assert why in str(config_ok(whole, shape, gpu))
+
+
+def test_pairs_have_no_fields_and_one_precision() -> None:
+    for change in ({"block_v": 128}, {"segments": 2}, {"stages_in": 5}):
+        k2 = dataclasses.replace(PAIRS.k2, **change)
+        assert "is not read by variant pairs" in str(config_ok(dataclasses.replace(PAIRS, k2=k2), SHAPE, H200))
+    for precision in ("fast", "bf16"):
+        assert config_ok(dataclasses.replace(PAIRS, precision=precision), SHAPE, H200) == (
+            f"k2.variant=pairs needs precision=fp16, not {precision}"
+        )
+    assert (PAIRS.k2.step_tokens, FUSED.k2.step_tokens, K2Config().step_tokens) == (32, 16, 16)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fast", "bf16"])
@@ -309,7 +354,7 @@ def test_config_ok_answers_for_any_config(data: st.DataObject) -> None:
     k2 = K2Config(**{k: data.draw(st.sampled_from(v)) for k, v in space.K2_LEGAL.items()})
     gpu = data.draw(st.sampled_from([*KNOWN_GPUS.values(), None]))
     pair = config_ok(LaunchConfig(k1, k2), SHAPE, gpu)
-    if k2 != FUSED.k2:  # which is legal with one K1 only, and never alone
+    if k2 not in (FUSED.k2, PAIRS.k2):  # which are legal with one K1 only, and never alone
         assert pair == (config_ok(k1, SHAPE, gpu) or config_ok(k2, SHAPE, gpu))
 
 

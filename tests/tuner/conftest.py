@@ -29,7 +29,7 @@ from kdatune_tuner.worker import Worker
 
 REAL_SWEEP = Path(__file__).parent.parent / "data" / "h200-earlier-kernels.jsonl.gz"
 H200 = KNOWN_GPUS["NVIDIA H200"]
-SHAPE = shape_of(1, 64, 8192)
+SHAPE = shape_of(1, 48, 2048)
 BUILD = Build("kernels", "space", "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
 
 

@@ -53,7 +53,7 @@ class NightCard(ReplayBackend):
         mine = default.k1 if kernel == "k1" else default.k2
         used = {i[0 if kernel == "k1" else 1] for *i, s in self.recording.pairs if s == shape}
         first = [mine, *(self.recording.checks[kernel, i].config for i in sorted(used))]
-        stages = [c for c in first if config_ok(c, shape, self.gpu) is None]  # the fused kernel is none
+        stages = [c for c in first if config_ok(c, shape, self.gpu) is None]  # what has none is passed over
         return list(dict.fromkeys([*stages, *super().space(kernel, shape)]))[:CONFIGS]
 
     def measure(self, kernel: str, shape: Shape, config: StageConfig) -> Result:

@@ -1,4 +1,4 @@
-"""K1 and K2 as one kernel: measured, replayed, tuned, served near by and taken out of use whole, never by its parts."""
+"""What has no stages: measured, replayed, tuned, served near by and taken out of use whole, never by its parts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,8 @@ from kdatune_kernels.client import Settings
 from kdatune_kernels.match import Champion
 from kdatune_kernels.resolve import Resolver
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import split_default
@@ -48,8 +50,8 @@ from kdatune_tuner.tune import Tuned
 from kdatune_tuner.tune import Tuner
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
-FULL, FEW = shape_of(1, 128, 8192), shape_of(1, 64, 8192)
-"""Shapes whose default is the fused kernel, and two kernels."""
+FULL, FEW, LONG = shape_of(1, 128, 8192), shape_of(1, 48, 2048), shape_of(1, 48, 8192)
+"""Shapes whose default is the fused kernel, two stages, and pairs."""
 SPLIT = split_default(FULL, H200)
 PLAIN = K1Config()
 BUILD = Build("kernels", "space", "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
@@ -57,12 +59,13 @@ BUILD = Build("kernels", "space", "1", "3.6.0", "12.9", "2.13", "13.0", "580.1")
 
 @pytest.fixture
 def sweep(tmp_path: Path):
-    """A small recording: the default of two kernels, the K1 that goes with the fused kernel, plain K2s, and pairs."""
+    """A small recording: the default of two stages, the K1 that goes with what has none, plain K2s, and pairs."""
 
     def make(
-        fused_us: float | None,
+        whole_us: float | None,
         shape: Shape = FULL,
         *,
+        whole: LaunchConfig = FUSED,
         split_us: float | None = 300.0,
         check: str = "ok",
         build_of: ReplayBackend | None = None,
@@ -80,11 +83,11 @@ def sweep(tmp_path: Path):
                 writer.add({"t": "time", "kernel": kernel, "i": i, "shape": shape.key(), "samples_us": around(us)})
         if split_us is not None:
             writer.add({"t": "pair", "i1": 0, "i2": 0, "shape": shape.key(), "samples_us": around(split_us)})
-        if fused_us is not None:
-            checked = {"t": "check", "kernel": "k2", "i": 2, "config": to_json(FUSED.k2), "outcome": check}
+        if whole_us is not None:
+            checked = {"t": "check", "kernel": "k2", "i": 2, "config": to_json(whole.k2), "outcome": check}
             writer.add(checked | {"spills": 16, "registers": 255})
             if check == "ok":
-                writer.add({"t": "pair", "i1": 1, "i2": 2, "shape": shape.key(), "samples_us": around(fused_us)})
+                writer.add({"t": "pair", "i1": 1, "i2": 2, "shape": shape.key(), "samples_us": around(whole_us)})
         writer.finish()
         return ReplayBackend(load_recording(tmp_path / name))
 
@@ -104,36 +107,50 @@ def champions(engine: Engine) -> list[Champion]:
         return queries.champions(s)
 
 
-def test_the_two_shapes_are_what_their_names_say() -> None:
+BOTH = pytest.mark.parametrize(("whole", "shape"), [(FUSED, FULL), (PAIRS, LONG)])
+
+
+def test_the_shapes_are_what_their_names_say() -> None:
     assert default_config(FULL, H200) == FUSED != SPLIT
     assert default_config(FEW, H200) == split_default(FEW, H200)
-    assert config_ok(FUSED, FEW, H200) is None
+    assert default_config(LONG, H200) == PAIRS != split_default(LONG, H200)
+    assert all(config_ok(whole, shape, H200) is None for whole in WHOLES for shape in (FULL, FEW, LONG))
 
 
-def test_a_recording_answers_for_it_whole_and_never_by_a_sum(sweep) -> None:
-    backend = sweep(250.0)
-    assert [c.variant for c in backend.space("k2", FULL)] == [SPLIT.k2.variant, "triton"]
-    result = backend.measure_pair(FULL, FUSED)
+@BOTH
+def test_a_recording_answers_for_it_whole_and_never_by_a_sum(sweep, whole: LaunchConfig, shape: Shape) -> None:
+    backend = sweep(250.0, shape, whole=whole)
+    split = split_default(shape, H200)
+    assert [c.variant for c in backend.space("k2", shape)] == [split.k2.variant, "triton"]
+    result = backend.measure_pair(shape, whole)
     assert (result.median_us, result.estimated, result.spills) == (250.0, False, 16)
-    run = backend.measure_pair(FULL, FUSED, SPLIT)
+    run = backend.measure_pair(shape, whole, split)
     assert (median(run.samples_us), median(run.against_us), run.estimated) == (250.0, 300.0, False)
-    # beside a pair that was not recorded together nothing is put in for the fused kernel's parts
-    other = LaunchConfig(SPLIT.k1, K2Config())
-    for ours, theirs, times_us in ((FUSED, other, (250.0, 360.0)), (other, FUSED, (360.0, 250.0))):
-        run = backend.measure_pair(FULL, ours, theirs)
+    # beside a pair that was not recorded together nothing is put in for parts that it has not
+    other = LaunchConfig(split.k1, K2Config())
+    for ours, theirs, times_us in ((whole, other, (250.0, 360.0)), (other, whole, (360.0, 250.0))):
+        run = backend.measure_pair(shape, ours, theirs)
         assert (median(run.samples_us), median(run.against_us), run.estimated) == (*times_us, True)
 
 
-def test_a_recording_without_it_says_so(sweep, engine: Engine) -> None:
-    backend = sweep(None)
-    result = backend.measure_pair(FULL, FUSED)
+@BOTH
+def test_a_recording_without_it_says_so(sweep, engine: Engine, whole: LaunchConfig, shape: Shape) -> None:
+    backend = sweep(None, shape)
+    result = backend.measure_pair(shape, whole)
     assert (result.outcome, result.samples_us, result.estimated) == (Outcome.LAUNCH_ERROR, (), False)
-    assert result.detail == "fused is not recorded on N=1,H=128,T=8192 in sweep.gz"
-    assert not backend.measurable("kda", FULL, FUSED)
-    tuned = tune(engine, backend)
-    assert FUSED not in tuned.pairs
-    assert (tuned.served, tuned.default_us) == (SPLIT, None)
+    assert result.detail == f"{whole.k2.variant} is not recorded on {shape.key()} in sweep.gz"
+    assert not backend.measurable("kda", shape, whole)
+    tuned = tune(engine, backend, shape)
+    assert whole not in tuned.pairs
+    assert (tuned.served, tuned.default_us) == (split_default(shape, H200), None)
     assert "the default was not measured" in tuned.promotion.reason
+
+
+def test_a_recording_of_the_fused_kernel_alone_is_replayed_where_pairs_are_the_default(sweep, engine: Engine) -> None:
+    tuned = tune(engine, sweep(250.0, LONG), LONG)
+    assert next(iter(tuned.pairs)) == FUSED == tuned.served
+    assert PAIRS not in tuned.pairs
+    assert tuned.default_us is None
 
 
 @pytest.mark.parametrize("check", ["incorrect", "resource"])
@@ -143,19 +160,31 @@ def test_one_that_failed_its_check_is_told_and_not_served(sweep, engine: Engine,
     assert tuned.served == SPLIT
 
 
-@pytest.mark.parametrize(("shape", "fused_us", "wins"), [(FULL, 250.0, True), (FULL, 330.0, False), (FEW, 250.0, True)])
-def test_it_is_tried_as_a_pair_on_every_shape(sweep, engine: Engine, shape: Shape, fused_us: float, wins: bool) -> None:
-    backend = sweep(fused_us, shape)
+@pytest.mark.parametrize(
+    ("whole", "shape", "whole_us"),
+    [
+        (FUSED, FULL, 250.0),
+        (FUSED, FULL, 330.0),
+        (FUSED, FEW, 250.0),
+        (PAIRS, LONG, 250.0),
+        (PAIRS, LONG, 330.0),
+        (PAIRS, FEW, 250.0),
+    ],
+)
+def test_it_is_tried_as_a_pair_on_every_shape(
+    sweep, engine: Engine, whole: LaunchConfig, shape: Shape, whole_us: float
+) -> None:
+    backend = sweep(whole_us, shape, whole=whole)
     tuned = tune(engine, backend, shape)
     split = split_default(shape, H200)
-    assert list(tuned.pairs)[: 2 if shape == FEW else 1] == ([split, FUSED] if shape == FEW else [FUSED])
-    assert tuned.served == (FUSED if wins else split)
-    assert tuned.default_us == (fused_us if shape == FULL else 300.0)
-    assert FUSED.k2 not in tuned.stages["k2"].results
+    assert list(tuned.pairs)[: 2 if shape == FEW else 1] == ([split, whole] if shape == FEW else [whole])
+    assert tuned.served == (whole if whole_us < 300.0 else split)
+    assert tuned.default_us == (300.0 if shape == FEW else whole_us)
+    assert whole.k2 not in tuned.stages["k2"].results
     assert next(iter(tuned.stages["k1"].results)) == split.k1  # the stages begin with the default of two kernels
     assert next(iter(tuned.stages["k2"].results)) == split.k2
     served = champions(engine)[0]
-    assert (served.config, served.measured_us) == (tuned.served, min(fused_us, 300.0))
+    assert (served.config, served.measured_us) == (tuned.served, min(whole_us, 300.0))
     assert tune(engine, backend, shape).measured == 0
 
 
@@ -202,9 +231,13 @@ def champion(shape: Shape, config: LaunchConfig) -> Champion:
     ("tuned", "config", "asked", "answer"),
     [
         (FULL, FUSED, shape_of(1, 128, 4096), FUSED),
-        (FEW, FUSED, shape_of(1, 64, 4096), FUSED),  # it won where the default is two kernels: whole, too
-        (FEW, FUSED, shape_of(1, 64, 1024), FUSED),  # with another K1 as default
-        (FEW, FUSED, shape_of(1, 63, 8192), None),
+        *(
+            (FEW, whole, shape_of(1, 48, 1024), whole) for whole in WHOLES
+        ),  # won where the default has stages: whole, too
+        *((FEW, whole, shape_of(1, 47, 2048), None) for whole in WHOLES),
+        (LONG, PAIRS, shape_of(1, 40, 4096), PAIRS),
+        (LONG, PAIRS, FEW, None),  # too short for pairs to win
+        (FEW, split_default(FEW, H200), LONG, None),  # it has not met pairs
         (FULL, FUSED, FEW, None),  # one kernel instead of two is slower there
         (FULL, FUSED, shape_of(1, 128, 4096, V=256), None),  # not legal, nor near
         (FEW, split_default(FEW, H200), FULL, None),
@@ -233,11 +266,11 @@ def test_no_answer_mixes_the_parts() -> None:
     shapes = [shape_of(n, h, t) for n in (1, 2, 8) for h in (8, 64, 96, 128) for t in (1024, 8192)]
     plain = LaunchConfig(PLAIN, SPLIT.k2)
     for tuned in shapes:
-        for config in (FUSED, split_default(tuned, H200), plain):
+        for config in (*WHOLES, split_default(tuned, H200), plain):
             for asked in shapes:
                 found = match.find([champion(tuned, config)], asked, H200).config
                 assert config_ok(found, asked, H200) is None
-                assert found.k2 != FUSED.k2 or found == FUSED
+                assert not found.k2.whole or found in WHOLES
 
 
 def test_the_nearest_answer_is_compared_whole(sweep, engine: Engine) -> None:
@@ -259,15 +292,19 @@ def test_an_evaluation_passes_it_over(sweep) -> None:
     assert [report.regret_worst for report in reports] == [1.0, 1.0]
 
 
-def test_in_quarantine_the_default_of_two_kernels_runs_then_plain_triton(tmp_path: Path) -> None:
+@BOTH
+def test_in_quarantine_the_default_of_two_stages_runs_then_plain_triton(
+    tmp_path: Path, whole: LaunchConfig, shape: Shape
+) -> None:
     launcher = Resolver(Settings(url=None, cache_dir=tmp_path), tmp_path / "no-bundle.json")
+    split = split_default(shape, H200)
     try:
-        assert launcher.quarantine(FUSED, FULL, H200, "no shared memory") == SPLIT
-        answer = launcher.resolve(FULL, H200)
-        assert (answer.config, answer.layer) == (SPLIT, "default")
-        plain = default_config(FULL, None)
-        assert launcher.quarantine(SPLIT, FULL, H200, "it fails, too") == plain
-        assert launcher.quarantine(plain, FULL, H200, "as well") is None
+        assert launcher.quarantine(whole, shape, H200, "no shared memory") == split
+        answer = launcher.resolve(shape, H200)
+        assert (answer.config, answer.layer) == (split, "default")
+        plain = default_config(shape, None)
+        assert launcher.quarantine(split, shape, H200, "it fails, too") == plain
+        assert launcher.quarantine(plain, shape, H200, "as well") is None
     finally:
         launcher.close()
 

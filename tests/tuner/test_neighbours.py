@@ -81,7 +81,7 @@ def test_a_shape_of_other_waves_is_further_away() -> None:
 
 
 def test_a_promotion_says_what_the_nearest_answer_would_have_cost(engine: Engine, shipped: ReplayBackend) -> None:
-    far, near = shape_of(1, 64, 8192), shape_of(1, 64, 1024)
+    far, near = shape_of(1, 96, 8192), shape_of(1, 96, 4096)
     tune(engine, shipped, far)
     first = champion_of(engine, shipped, far)
     assert first.nearest_regret is None  # nothing was tuned
@@ -112,13 +112,13 @@ def champion_of(engine: Engine, backend: ReplayBackend, shape):
 
 
 def test_nearest_configs_begin_with_the_shape_s_own(engine: Engine, shipped: ReplayBackend) -> None:
-    for shape in (shape_of(1, 64, 8192), shape_of(1, 64, 1024)):
+    for shape in (shape_of(1, 96, 8192), shape_of(1, 96, 1024)):
         tune(engine, shipped, shape)
     with reading(engine) as s:
         champions = queries.champions(s, shipped.gpu)
     by_shape = {c.shape: c.config for c in champions}
-    found = nearest_configs(champions, shape_of(1, 64, 1024), shipped.gpu)
-    assert found[0] == by_shape[shape_of(1, 64, 1024)]
+    found = nearest_configs(champions, shape_of(1, 96, 1024), shipped.gpu)
+    assert found[0] == by_shape[shape_of(1, 96, 1024)]
     assert len(found) == 2
 
 

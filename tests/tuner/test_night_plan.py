@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kdatune_kernels.match import Champion
-from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import digest
 from kdatune_kernels.spec import shape_of
@@ -30,7 +30,7 @@ def card() -> ReplayBackend:
 
 def champion(card: ReplayBackend, shape: Shape, days: float = 1.0, **build: str) -> Champion:
     measured_at = (NOW - timedelta(days=days)).isoformat(timespec="seconds").replace("+00:00", "Z")
-    config = default_config(shape, card.gpu)
+    config = split_default(shape, card.gpu)  # which every recording holds
     made_with = replace(card.build, **build)
     return Champion(card.gpu, shape, config, 1, 100.0, 100.0, build=made_with, measured_at=measured_at)
 

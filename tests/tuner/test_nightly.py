@@ -201,17 +201,17 @@ def test_a_config_that_gets_slower_step_by_step_is_found(sqlite: Engine, card: N
 
 def test_a_slower_config_without_anything_better_stays_and_is_said_every_night(engine: Engine, card) -> None:
     nights = Nights(engine, card, trials=1)
-    nights.demand(A, 5)
+    nights.demand(B, 5)
     nights.next()
-    served = nights.served(A)
-    assert served == default_config(A, card.gpu)
-    card.slower[A, served.k2] = 1.06
+    served = nights.served(B)
+    assert served == default_config(B, card.gpu)
+    card.slower[B, served.k2] = 1.06
     for _ in range(2):
         report = nights.next()
         assert (kinds(report), report.exit_code) == (["config_slower"], 3)
         assert "it stays, there is nothing else to serve" in report.findings[0].text
         assert report.findings[0].figures["ratio"] == pytest.approx(1.06, abs=0.02)
-    assert nights.served(A) == served
+    assert nights.served(B) == served
     with reading(engine) as s:
         assert page_quarantined(s) == []
 

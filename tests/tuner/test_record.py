@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k1_configs
 from kdatune_kernels.space import k2_configs
@@ -79,36 +79,39 @@ def test_what_was_recorded_is_what_is_replayed(fake_device, tmp_path: Path) -> N
     assert backend.measure_pair(SHAPES[0], LaunchConfig(default.k1, slow)).estimated
 
 
-def test_the_fused_kernel_is_recorded_whole_wherever_it_may_run(fake_device, tmp_path: Path, monkeypatch) -> None:
+def test_what_has_no_stages_is_recorded_whole_wherever_it_may_run(fake_device, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
     shapes = [parse_shape("N=1,H=128,T=8192"), parse_shape("N=1,H=8,T=1024"), parse_shape("N=1,H=8,T=1024,V=256")]
     path = tmp_path / "fake.jsonl.gz"
     assert record(fake_device, path, shapes=shapes).complete
     recording = load_recording(path)
-    i1, i2 = recording.index[FUSED.k1], recording.index[FUSED.k2]
-    assert fake_device.calls("check").count(digest(FUSED)) == 1
-    assert digest(FUSED.k2) not in [*fake_device.calls("check"), *fake_device.calls("time")]
-    assert [s for k1, k2, s in recording.pairs if (k1, k2) == (i1, i2)] == shapes[:2]
-    assert not [key for key in recording.timings if key[:2] == ("k2", i2)]
+    backend = ReplayBackend(recording)
+    for whole in WHOLES:
+        i1, i2 = recording.index[whole.k1], recording.index[whole.k2]
+        assert fake_device.calls("check").count(digest(whole)) == 1
+        assert digest(whole.k2) not in [*fake_device.calls("check"), *fake_device.calls("time")]
+        assert [s for k1, k2, s in recording.pairs if (k1, k2) == (i1, i2)] == shapes[:2]
+        assert not [key for key in recording.timings if key[:2] == ("k2", i2)]
+        assert whole.k2 not in backend.space("k2", shapes[0])
+        assert not backend.measurable("k2", shapes[0], whole.k2)
+        assert backend.measurable("kda", shapes[0], whole)
+        result = backend.measure_pair(shapes[0], whole)
+        assert (result.ok, result.estimated, result.registers) == (True, False, 96)
     for shape in shapes:
         split = split_default(shape, recording.gpu)
         assert (recording.index[split.k1], recording.index[split.k2], shape) in recording.pairs
-    backend = ReplayBackend(recording)
-    assert FUSED.k2 not in backend.space("k2", shapes[0])
-    assert (backend.measurable("k2", shapes[0], FUSED.k2), backend.measurable("kda", shapes[0], FUSED)) == (False, True)
-    result = backend.measure_pair(shapes[0], FUSED)
-    assert (result.ok, result.estimated, result.registers) == (True, False, 96)
 
 
-def test_a_fused_kernel_that_fails_its_check_is_not_timed(fake_device, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: whole.k2.variant)
+def test_one_without_stages_that_fails_its_check_is_not_timed(whole, fake_device, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KDATUNE_FAKE_CARD", "NVIDIA H200")
-    fake_device.fate(FUSED.k2, check="incorrect")
+    fake_device.fate(whole.k2, check="incorrect")
     shape = parse_shape("N=1,H=128,T=8192")
     record(fake_device, tmp_path / "fake.jsonl.gz", shapes=[shape])
     backend = ReplayBackend.open(tmp_path / "fake.jsonl.gz")
-    assert digest(FUSED) not in fake_device.calls("time")
-    assert backend.measurable("kda", shape, FUSED)
-    result = backend.measure_pair(shape, FUSED)
+    assert digest(whole) not in fake_device.calls("time")
+    assert backend.measurable("kda", shape, whole)
+    result = backend.measure_pair(shape, whole)
     assert (result.outcome, result.samples_us) == (Outcome.INCORRECT, ())
 
 

@@ -28,18 +28,19 @@ from kdatune_tuner.tune import Options
 from kdatune_tuner.tune import Tuned
 from kdatune_tuner.tune import Tuner
 
-SHAPE = parse_shape("N=1,H=64,T=8192")
+REAL, MADE = parse_shape("N=1,H=64,T=8192"), parse_shape("N=1,H=48,T=2048")
+"""The first shape of the real sweep, and the shape of the made-up ones, whose default has stages."""
 
 
-def tune(engine: Engine, backend: ReplayBackend, shape: Shape = SHAPE, **options) -> Tuned:
-    return Tuner(
-        engine, backend, Options(**{"trials": 1000, "least_gain_pct": 0.0, "policy": Policy(), **options})
-    ).tune(shape)
+def tune(engine: Engine, backend: ReplayBackend, shape: Shape | None = None, **options) -> Tuned:
+    """Tune a shape, by default the first one of the sweep."""
+    tuner = Tuner(engine, backend, Options(**{"trials": 1000, "least_gain_pct": 0.0, "policy": Policy(), **options}))
+    return tuner.tune(shape or backend.default_shapes()[0])
 
 
-def champion(engine: Engine, shape: Shape = SHAPE):
+def champion(engine: Engine):
     with reading(engine) as s:
-        return next((c for c in queries.champions(s) if c.shape == shape), None)
+        return next(iter(queries.champions(s)), None)
 
 
 def measurements(engine: Engine, **filters) -> list[MeasurementRow]:
@@ -62,9 +63,7 @@ def test_a_real_sweep_gives_the_fastest_of_both_stages(engine: Engine, real_swee
     best = {}
     for kernel in ("k1", "k2"):
         times = {
-            i: median(t.samples_us)
-            for (k, i, s), t in real_sweep.recording.timings.items()
-            if (k, s) == (kernel, SHAPE)
+            i: median(t.samples_us) for (k, i, s), t in real_sweep.recording.timings.items() if (k, s) == (kernel, REAL)
         }
         best[kernel] = min(times.items(), key=lambda item: item[1])
     assert tuned.best_us == pytest.approx(best["k1"][1] + best["k2"][1])
@@ -83,7 +82,7 @@ def test_a_real_sweep_gives_the_fastest_of_both_stages(engine: Engine, real_swee
 def test_the_document_has_the_promised_keys(engine: Engine, make_sweep) -> None:
     sweep = make_sweep([100.0, 90.0], [200.0, 190.0], {(0, 0): 300.0, (1, 1): 281.0, (0, 1): 291.0, (1, 0): 290.0})
     document = tune(engine, sweep).to_json()
-    assert document["shape"] == "N=1,H=64,T=8192"
+    assert document["shape"] == "N=1,H=48,T=2048"
     assert (document["kernel"], document["gpu"], document["backend"]) == ("kda", "NVIDIA H200", "replay")
     assert (document["trials"], document["measured"], document["resumed"]) == (8, 8, 0)
     assert document["outcomes"] == {"ok": 8}
@@ -148,7 +147,7 @@ def test_every_trial_is_a_row_of_its_run(engine: Engine, real_sweep: ReplayBacke
     }
     assert [r.outcome_counts for r in runs] == [{"ok": 30}, {"ok": 30}, {"ok": 9}]
     row = measurements(engine, kernel="k2")[0]
-    check = real_sweep.recording.checks["k2", real_sweep.recording.index[real_sweep.space("k2", SHAPE)[0]]]
+    check = real_sweep.recording.checks["k2", real_sweep.recording.index[real_sweep.space("k2", REAL)[0]]]
     assert (row.run_id, row.regime) == (runs[1].id, real_sweep.regime)
     assert row.sample_count == 5
     assert row.p20_us <= row.median_us <= row.p80_us
@@ -159,7 +158,7 @@ def test_one_stage_alone_promotes_nothing(engine: Engine, real_sweep: ReplayBack
     tuned = tune(engine, real_sweep, kernel="k1")
     assert tuned.promotion is None
     assert tuned.best_us == min(
-        median(t.samples_us) for (k, _, s), t in real_sweep.recording.timings.items() if (k, s) == ("k1", SHAPE)
+        median(t.samples_us) for (k, _, s), t in real_sweep.recording.timings.items() if (k, s) == ("k1", REAL)
     )
     assert {row.kernel for row in measurements(engine)} == {"k1"}
     assert promotions(engine) == []
@@ -168,7 +167,7 @@ def test_one_stage_alone_promotes_nothing(engine: Engine, real_sweep: ReplayBack
 def test_the_default_is_promoted_when_nothing_beats_it(engine: Engine, make_sweep) -> None:
     sweep = make_sweep([100.0, 120.0], [200.0, 220.0], {(0, 0): 300.0, (0, 1): 320.0, (1, 0): 320.0, (1, 1): 340.0})
     tuned = tune(engine, sweep)
-    assert champion(engine).config == default_config(SHAPE, sweep.gpu) == tuned.served
+    assert champion(engine).config == default_config(MADE, sweep.gpu) == tuned.served
     assert tuned.promotion.reason == "the first champion: the default itself is the best"
     assert (champion(engine).measured_us, champion(engine).default_us) == (300.0, 300.0)
 
@@ -297,7 +296,7 @@ def test_a_champion_that_is_not_recorded_stays(engine: Engine, make_sweep) -> No
 
 
 def test_the_default_then_the_champion_then_neighbours_come_first(engine: Engine, make_sweep) -> None:
-    near = parse_shape("N=1,H=64,T=4096")
+    near = parse_shape("N=1,H=48,T=1024")
     tune(engine, make_sweep([100.0, 99.0, 50.0], [200.0], shape=near), near)
     tune(engine, make_sweep([100.0, 80.0, 101.0, 102.0], [200.0], name="own.gz"))
     newest = max(row.id for row in measurements(engine))
@@ -335,7 +334,7 @@ class Interrupting(ReplayBackend):
 def test_an_interrupt_keeps_what_is_finished(engine: Engine, real_sweep: ReplayBackend, kernel, at, stored) -> None:
     tuner = Tuner(engine, Interrupting(real_sweep, kernel, at), Options(trials=80, least_gain_pct=0.0))
     with pytest.raises(KeyboardInterrupt):
-        tuner.tune(SHAPE)
+        tuner.tune(REAL)
     assert len(measurements(engine)) == stored
     assert tuner.last.state == "interrupted"
     with reading(engine) as s:
@@ -356,7 +355,7 @@ def test_an_interrupt_before_the_decision_leaves_it_to_the_next_run(engine: Engi
 
 
 def test_a_time_budget_still_measures_the_default_and_decides(engine: Engine, real_sweep: ReplayBackend) -> None:
-    tuned = Tuner(engine, real_sweep, Options(trials=200)).tune(SHAPE, 1e-6)
+    tuned = Tuner(engine, real_sweep, Options(trials=200)).tune(REAL, 1e-6)
     assert {kernel: len(search.results) for kernel, search in tuned.stages.items()} == {"k1": 1, "k2": 1}
     assert tuned.state == "done"
 

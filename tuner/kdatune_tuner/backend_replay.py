@@ -57,8 +57,8 @@ class ReplayBackend:
     def measurable(self, kernel: str, shape: Shape, config: StageConfig | LaunchConfig) -> bool:
         """Whether the config's fate on the shape is recorded."""
         if isinstance(config, LaunchConfig):
-            if config.k2.fused:
-                return self._fused(shape, config) is not None
+            if config.k2.whole:
+                return self._whole(shape, config) is not None
             return self.measurable("k1", shape, config.k1) and self.measurable("k2", shape, config.k2)
         i = self.recording.index.get(config, -1)
         check = self.recording.checks.get((kernel, i))
@@ -81,7 +81,7 @@ class ReplayBackend:
     def measure_pair(self, shape: Shape, config: LaunchConfig, against: LaunchConfig | None = None) -> Result:
         """The recorded pair. Where either side was not recorded together, both are sums of their parts: like with like.
 
-        The fused kernel has no parts. Beside it a sum of parts stays one, and what comes of the two is estimated.
+        What is measured whole has no parts. Beside it a sum of parts stays one, and what comes of the two is estimated.
         """
         self._require(shape)
         mine = self._pair(shape, config)
@@ -89,24 +89,24 @@ class ReplayBackend:
             return mine
         theirs = self._pair(shape, against)
         if mine.estimated != theirs.estimated:
-            if config.k2.fused or against.k2.fused:
+            if config.k2.whole or against.k2.whole:
                 mine = replace(mine, estimated=True)
             else:
                 mine, theirs = self._parts(shape, config), self._parts(shape, against)
         return replace(mine, against_us=theirs.samples_us)
 
     def _pair(self, shape: Shape, config: LaunchConfig) -> Result:
-        if config.k2.fused:
+        if config.k2.whole:
             lacks = f"{config.k2.variant} is not recorded on {shape.key()} in {self.recording.path.name}"
-            return self._fused(shape, config) or Result(Outcome.LAUNCH_ERROR, detail=lacks)
+            return self._whole(shape, config) or Result(Outcome.LAUNCH_ERROR, detail=lacks)
         together = self._together(shape, config)
         parts = self._parts(shape, config)
         if together is None or not parts.ok:
             return parts
         return _timed(replace(parts, detail=None, estimated=False, samples_us=()), together)
 
-    def _fused(self, shape: Shape, config: LaunchConfig) -> Result | None:
-        """What became of the fused kernel, which is recorded whole or not at all."""
+    def _whole(self, shape: Shape, config: LaunchConfig) -> Result | None:
+        """What became of a config without stages, which is recorded whole or not at all."""
         check = self.recording.checks.get(("k2", self.recording.index.get(config.k2, -1)))
         if check is None or not check.outcome.ok:
             return None if check is None else _checked(check)

@@ -13,15 +13,16 @@ from sqlalchemy import Engine
 from kdatune_kernels.errors import ConfigError
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
-from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import split_default
+from kdatune_kernels.spec import WHOLE_WORDS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
+from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import from_json
-from kdatune_kernels.spec import is_fused
+from kdatune_kernels.spec import is_whole
 from kdatune_kernels.spec import parse_shape
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.backend_gpu import GpuBackend
@@ -155,9 +156,9 @@ def read_also(text: str, shape: Shape, gpu: Gpu) -> LaunchConfig:
 
 
 def _base(data: Json, shape: Shape, gpu: Gpu) -> Json:
-    """What a config takes where it leaves a stage out: the default; of two kernels where it names a stage of theirs."""
-    if is_fused(data.get("k2")):
-        return to_json(FUSED)
+    """What a config takes where it leaves a stage out: the default; that of two stages where it names one of theirs."""
+    if is_whole(data.get("k2")):
+        return {"k1": to_json(K1Config())}
     of = split_default if {"k1", "k2"} & set(data) else default_config
     return to_json(of(shape, gpu))
 
@@ -221,7 +222,7 @@ def _print_profile(done: ShapeProfile) -> None:
         table.add_column(stage.upper())
         table.add_column("unit")
         for c in configs:
-            table.add_column(f"{c.label} (with K1)" if c.config.k2.fused else c.label, justify="right")
+            table.add_column(f"{c.label} (with K1)" if c.config.k2.whole else c.label, justify="right")
         profiles = [c.stages.get(stage) for c in configs]
         for name in _SHOWN:
             table.add_row(name, BY_FIELD[name].unit, *(_cell(profile, name) for profile in profiles))
@@ -248,8 +249,8 @@ def _limiter(profile: StageProfile | Unavailable | None) -> str:
 def _words(one: Subject) -> str:
     """What a reader looks at first in a config."""
     k1, k2 = one.config.k1, one.config.k2
-    if k2.fused:
-        return "K1 and K2 as one kernel"
+    if k2.whole:
+        return WHOLE_WORDS[k2.variant]
     k2_more = [f"maxnreg {k2.maxnreg}"] if k2.maxnreg is not None else []
     k2_more += [f"{k2.segments} segments"] if k2.segments > 1 else []
     k2_words = [f"{k2.block_v} columns", f"{k2.stages_in} stages in", f"{k2.stages_out} out", *k2_more]

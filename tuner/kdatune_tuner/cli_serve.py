@@ -16,7 +16,7 @@ import uvicorn
 
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.match import Champion
-from kdatune_kernels.spec import is_fused
+from kdatune_kernels.spec import is_whole
 from kdatune_kernels.spec import shape_of
 from kdatune_tuner.cli_support import database
 from kdatune_tuner.cli_support import err
@@ -195,7 +195,7 @@ def announce(url: str, gpu_name: str | None) -> None:
         return
     console.print(f"curl '{asked}'", soft_wrap=True, markup=False)
     for stage in ("k1", "k2"):
-        inside = stage == "k1" and is_fused(document["config"]["k2"])
+        inside = stage == "k1" and is_whole(document["config"]["k2"])
         shown = "done by k2" if inside else json.dumps(document["config"][stage])
         console.print(f"  {stage}: {shown}", soft_wrap=True, markup=False)
     facts = {

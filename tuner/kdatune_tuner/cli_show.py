@@ -106,7 +106,7 @@ def resolve(gpu: GpuOption, shape: OneShapeOption, kernel: KernelOption = "kda",
     console = out()
     console.print(table, markup=False)
     for stage in ("k1", "k2"):
-        inside = stage == "k1" and used.config.k2.fused
+        inside = stage == "k1" and used.config.k2.whole
         shown = "done by k2" if inside else canonical(getattr(used.config, stage))
         console.print(f"{stage}: {shown}", soft_wrap=True, markup=False)
 

@@ -118,14 +118,14 @@ class Duel:
             self._champion = None  # no launcher takes it any more
         self._confirm()
         incumbent = self._incumbent()
-        fused = isinstance(incumbent, LaunchConfig) and incumbent.k2.fused
-        met = self.results.get(incumbent) if fused or self._champion is not None else None
+        whole = isinstance(incumbent, LaunchConfig) and incumbent.k2.whole
+        met = self.results.get(incumbent) if whole or self._champion is not None else None
         measured = met is not None and not met.estimated
         for challenger in self._ranked():
             if challenger == incumbent:
                 return self._stays(challenger)
             if measured and self.results[challenger].estimated:
-                continue  # a sum of parts never replaces what was measured end to end; the fused kernel has no parts to sum
+                continue  # a sum of parts never replaces what was measured end to end; what has no stages has no parts to sum
             promotion = self._meet(challenger, incumbent)
             if promotion is not None:
                 return promotion

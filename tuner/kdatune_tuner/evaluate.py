@@ -140,12 +140,12 @@ def _evaluate_stage(
         others = [other for other in stage if other is not case]
         hidden = [champion for champion in champions if champion.shape != case.shape]
         answer = match.find(hidden, case.shape, gpu).config
-        answered = None if answer.k2.fused else case.over_best(stage_of(answer, case.kernel))
+        answered = None if answer.k2.whole else case.over_best(stage_of(answer, case.kernel))
         if answered is None:  # the recording lacks it, or it has no stages
             answered = case.over_best(case.default)
         if answered is not None:
             regrets.append(answered)
-        winners = [stage_of(c, case.kernel) for c in nearest_configs(hidden, case.shape, gpu) if not c.k2.fused]
+        winners = [stage_of(c, case.kernel) for c in nearest_configs(hidden, case.shape, gpu) if not c.k2.whole]
         sweeps = [Sweep(apart(case.kernel, other.shape, case.shape, gpu), other.ran) for other in others]
         guess = guess_from(list(case.times_us), sweeps)
         for seed in range(seeds):

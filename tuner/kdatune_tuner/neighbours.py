@@ -88,12 +88,12 @@ def nearest_regret(
 
     Not over the best time of all: the least of hundreds is less than any config takes when it is measured again. None where
     nothing near is tuned, or where either was not measured here. By the times of the stages, which were searched; where either
-    of the two is the fused kernel, which has none, by pairs that were measured end to end.
+    of the two has none, by pairs that were measured end to end.
     """
     found = match.find([c for c in champions if c.shape != shape], shape, gpu)
     if found.champion is None:
         return None
-    whole = found.config.k2.fused or served.k2.fused
+    whole = found.config.k2.whole or served.k2.whole
     answered_us, served_us = (
         _whole_us(pairs, config) if whole else _stages_us(stages, config) for config in (found.config, served)
     )

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from statistics import median
 
 from kdatune_kernels.errors import KdatuneError
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import legal_k1
 from kdatune_kernels.space import legal_k2
@@ -138,11 +138,11 @@ class Recorder:
     def _spaces(self, gpu: Gpu) -> dict[str, list[StageConfig]]:
         """Every config that the search considers on one of the shapes, defaults included. The place is the config's index.
 
-        The fused kernel stands last among K2, and the K1 that it goes with, which is not launched, among K1.
+        What has no stages stands last among K2, and the K1 that it goes with, which is not launched, among K1.
         """
         considered = [_considered(shape, gpu) for shape in self._shapes]
-        if any(config_ok(FUSED, shape, gpu) is None for shape in self._shapes):
-            considered.append({"k1": [FUSED.k1], "k2": [FUSED.k2]})
+        wholes = [w for w in WHOLES if any(config_ok(w, shape, gpu) is None for shape in self._shapes)]
+        considered += [{"k1": [whole.k1], "k2": [whole.k2]} for whole in wholes]
         return {stage: list(dict.fromkeys(c for one in considered for c in one[stage])) for stage in STAGES}
 
     def _writer(self, gpu: Gpu, build: Build, regime: str, spaces: dict[str, list[StageConfig]]) -> SweepWriter:
@@ -215,7 +215,7 @@ class Recorder:
             self._add(writer, row | {"outcome": reply["outcome"], "detail": reply.get("detail")})
 
     def _pairs(self, spaces: dict[str, list[StageConfig]], shape: Shape, gpu: Gpu) -> list[tuple[int, int]]:
-        """The best of both stages crossed, the default pair, and the fused kernel, which is no stage and has no time of one."""
+        """The best of both stages crossed, the default pair, and what has no stages, and no times of them."""
         best: list[list[int]] = []
         for stage in STAGES:
             times = {
@@ -228,10 +228,11 @@ class Recorder:
         both = _places(spaces, split_default(shape, gpu))
         if all(("time", stage, i, shape.key()) in self._done for stage, i in zip(STAGES, both, strict=True)):
             pairs.append(both)
-        if config_ok(FUSED, shape, gpu) is None:
-            fused = _places(spaces, FUSED)
-            if self._done.get(("check", "k2", fused[1]), {}).get("outcome") == "ok":
-                pairs.append(fused)
+        for whole in WHOLES:
+            if config_ok(whole, shape, gpu) is None:
+                place = _places(spaces, whole)
+                if self._done.get(("check", "k2", place[1]), {}).get("outcome") == "ok":
+                    pairs.append(place)
         return list(dict.fromkeys(pairs))
 
     def _late(self) -> bool:
@@ -283,8 +284,9 @@ def _pool(modules: DeviceModules, processes: int, timeout_s: float) -> Iterator[
 
 def _checked(row: Json) -> Json:
     """What is asked for a check row: its stage, or the whole launch where K1 is part of K2."""
-    if row["config"] == to_json(FUSED.k2):
-        return {"kernel": "kda", "config": to_json(FUSED)}
+    for whole in WHOLES:
+        if row["config"] == to_json(whole.k2):
+            return {"kernel": "kda", "config": to_json(whole)}
     return {"kernel": row["kernel"], "config": row["config"]}
 
 

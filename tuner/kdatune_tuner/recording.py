@@ -1,8 +1,8 @@
 """A recorded sweep of a real card: gzipped JSON lines, one row an event. What the replay backend reads.
 
 Rows: one `meta` first (card, build, date, command: the provenance), then `check` (a config compiled and verified, or how
-it failed), `time` (a config on a shape) and `pair` (K1 and K2 end to end on a shape). The fused kernel is a `check` of K2 and
-a `pair` with K1Config(), which it does not launch; it is no stage and has no `time`.
+it failed), `time` (a config on a shape) and `pair` (K1 and K2 end to end on a shape). What has no
+stages (`space.WHOLES`) is a `check` of K2 and a `pair` with K1Config(), which it does not launch, and has no `time`.
 """
 
 import gzip

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from kdatune_kernels.match import Champion
 from kdatune_kernels.others import OtherChampion
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import split_default
@@ -205,7 +205,7 @@ class Tuner:
         assert isinstance(shape, Shape)  # noqa: S101 - of kernel kda
         gpu = self.backend.gpu
         first = [split_default(shape, gpu), *nearest_configs(ledger.champions(), shape, gpu)]
-        return [config for config in dict.fromkeys(first) if not config.k2.fused]
+        return [config for config in dict.fromkeys(first) if not config.k2.whole]
 
     def _default(self, shape: AnyShape, seeds: Sequence[WholeConfig]) -> WholeConfig:  # noqa: ARG002 - a kernel of others'
         """What runs when nothing is known."""
@@ -343,11 +343,10 @@ class Tuner:
     def _finalists(
         self, tuned: Tuned, champion: Champion | OtherChampion | None, default: WholeConfig, count: int
     ) -> Sequence[WholeConfig]:
-        """The default, the champion and the fused kernel, then the best of both stages crossed, most promising first."""
+        """The default, the champion and what has no stages, then the best of both stages crossed, most promising first."""
         shape, gpu = tuned.shape, self.backend.gpu
         first = [default] if champion is None else [default, champion.config]
-        if config_ok(FUSED, shape, gpu) is None:
-            first.append(FUSED)
+        first += [whole for whole in WHOLES if config_ok(whole, shape, gpu) is None]
         k1s, k2s = (tuned.stages[k].ranked()[:count] for k in ("k1", "k2"))
         crossed = sorted(
             ((c1, c2) for c1 in k1s for c2 in k2s), key=lambda p: (p[0][1].median_us or 0) + (p[1][1].median_us or 0)

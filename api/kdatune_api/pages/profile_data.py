@@ -13,6 +13,7 @@ from kdatune_api.pages.sides import KeyFacts
 from kdatune_api.pages.sides import stages_in
 from kdatune_api.pages.sides import stages_profiled
 from kdatune_kernels.errors import KdatuneError
+from kdatune_kernels.spec import WHOLE_WORDS
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
@@ -61,7 +62,7 @@ class Subject:
 
     @property
     def stages(self) -> Sequence[str]:
-        """What of it is profiled: K1 and K2, or one kernel that does the work of both, as K2."""
+        """What of it is profiled: K1 and K2, or K2 alone where K1 is part of it."""
         return stages_profiled(self.config)
 
     @property
@@ -119,7 +120,7 @@ class KeyProfiles:
         said = describe(ours, self.shape, self.card.gpu)
         other = None if self.other is None else self.other.profiled(stage)
         if self.ours is not None and self.other is not None and other is not None:
-            alike = ours.fused == other.fused
+            alike = ours.whole == other.whole
             whole = [] if alike else [compare_whole(self.ours.all_profiled(), self.other.all_profiled())]
             said = [*(whole or compare(ours, other)), *said]
         return [sentence.text for sentence in said]
@@ -182,7 +183,7 @@ def _name(config: Json) -> str:
     """A config that has no name, in a few words."""
     k1, k2 = config.get("k1", {}), config.get("k2", {})
     if not stages_in(config):
-        return "K1 and K2 as one kernel"
+        return WHOLE_WORDS[k2["variant"]]
     return (
         f"K1 {k1.get('variant')} {k1.get('num_warps')} warps, K2 {k2.get('variant')} {k2.get('block_v')} columns "
         f"{k2.get('stages_in')} in {k2.get('stages_out')} out"

@@ -24,7 +24,7 @@ from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import digest
-from kdatune_kernels.spec import is_fused
+from kdatune_kernels.spec import is_whole
 from kdatune_kernels.spec import to_json
 from kdatune_tuner.store.dashboard import Key
 from kdatune_tuner.store.dashboard import find_problem
@@ -39,12 +39,12 @@ STAGES = ("k1", "k2")
 
 
 def stages_in(config: Json) -> Sequence[str]:
-    """The stages that a launch config has: none of its own where K1 and K2 are one kernel."""
-    return () if is_fused(config.get("k2")) else STAGES
+    """The stages that a launch config has: none of its own where K1 is part of K2."""
+    return () if is_whole(config.get("k2")) else STAGES
 
 
 def stages_profiled(config: Json) -> Sequence[str]:
-    """What of a launch config is profiled: its stages, or one kernel that does the work of both, as K2."""
+    """What of a launch config is profiled: its stages, or K2 alone where K1 is part of it."""
     return stages_in(config) or ("k2",)
 
 
@@ -209,11 +209,11 @@ NUMBERS: tuple[Number, ...] = (
 
 
 def flat(config: Json | None) -> Json:
-    """The fields of a launch config under their paths: k1.num_warps, ..., precision. Of a fused one none that is not read."""
+    """The fields of a launch config under their paths: k1.num_warps, ..., precision. Without stages only what is read."""
     out: Json = {}
-    fused = not stages_in(config or {})
+    whole = not stages_in(config or {})
     for name, value in (config or {}).items():
-        if fused and name in STAGES:
+        if whole and name in STAGES:
             out |= {"k2.variant": value["variant"]} if name == "k2" else {}
         elif isinstance(value, dict):
             out |= {f"{name}.{inner}": one for inner, one in value.items()}

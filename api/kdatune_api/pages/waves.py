@@ -42,10 +42,12 @@ from kdatune_api.pages.tables import shape_cell
 from kdatune_api.pages.tables import time_cell
 from kdatune_api.pages.web import PageRoute
 from kdatune_api.pages.web import respond
+from kdatune_kernels.space import PAIRS_K2
+from kdatune_kernels.spec import WHOLE_WORDS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import digest
-from kdatune_kernels.spec import is_fused
+from kdatune_kernels.spec import is_whole
 from kdatune_kernels.spec import parse_shape
 from kdatune_tuner.store.dashboard_lists import Resources
 from kdatune_tuner.store.dashboard_lists import configs_of_promotions
@@ -70,9 +72,10 @@ class Choice:
 
     def ctas_of(self, chains: int, v: int) -> int:
         """CTAs of K2 for that many chains of V columns; of the fused kernel the turns that its CTAs take."""
-        if is_fused(self.config):
+        if self.config.get("variant") == "fused":
             return chains
-        return chains * -(-v // int(self.config["block_v"])) * int(self.config.get("segments") or 1)
+        block_v = PAIRS_K2.block_v if is_whole(self.config) else int(self.config["block_v"])
+        return chains * -(-v // block_v) * int(self.config.get("segments") or 1)
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ def _choices(s: Session, card: Card, entries: Sequence[Entry]) -> dict[str, Choi
     for config_hash, k2 in k2s.items():
         held = found.get(digest(k2))
         per_sm = None if held is None else ctas_per_sm(held, card.gpu)
-        # the fused kernel is no stage that was measured; one CTA of it takes nearly all of an SM's shared memory
-        choices[config_hash] = Choice(choice_label(k2), k2, 1 if is_fused(k2) else per_sm)
+        # what has no stages was not measured as one; a CTA of either takes more than half of an SM's shared memory
+        choices[config_hash] = Choice(choice_label(k2), k2, 1 if is_whole(k2) else per_sm)
     return choices
 
 
@@ -195,8 +198,9 @@ def _parts(values: Sequence[str], size: int = 400) -> list[Sequence[str]]:
 
 def choice_label(k2: Json) -> str:
     """A K2 config in a few words: what decides its CTAs."""
-    if is_fused(k2):
-        return "K1 and K2 as one kernel, chain after chain"
+    if is_whole(k2):
+        turns = ", chain after chain" if k2["variant"] == "fused" else f", {PAIRS_K2.block_v} columns"
+        return WHOLE_WORDS[k2["variant"]] + turns
     split = f"{k2.get('consumers', 1)}x{k2.get('num_warps')} MMA warps"
     segments = int(k2.get("segments") or 1)
     return f"{k2.get('variant')}, {k2['block_v']} columns, {split}" + (f", {segments} segments" if segments > 1 else "")

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from kdatune_kernels.errors import KdatuneError
 from kdatune_kernels.errors import UsageError
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import LaunchConfig
@@ -21,7 +22,9 @@ from kdatune_tuner.ncu import profiling
 from kdatune_tuner.ncu.collect import Stage
 from kdatune_tuner.ncu.collect import stages_of
 from kdatune_tuner.ncu.explain import Profiled
+from kdatune_tuner.ncu.explain import compare
 from kdatune_tuner.ncu.explain import compare_whole
+from kdatune_tuner.ncu.explain import facts_of
 from kdatune_tuner.ncu.profiling import How
 from kdatune_tuner.ncu.profiling import keep_report
 from kdatune_tuner.ncu.profiling import pick_configs
@@ -320,15 +323,15 @@ def test_of_a_fused_config_the_one_kernel_is_profiled(engine, backend, fused, t8
         why = explain_shape(s, backend.gpu, t8192.shape)
     assert why.subjects[0].config == FUSED
     assert [sentence.text for sentence in why.sentences["k1"]] == [
-        "champion launches no K1: its one kernel, profiled as K2, does K1's work, too"
+        "champion has no K1 of its own: K1's work is profiled with K2's, as K2"
     ]
     said = why.sentences["k2"]
     assert not any(sentence.rule == "headline" or sentence.rule.startswith("cause") for sentence in said)
     assert not any("wave" in sentence.rule for sentence in said)
-    assert all("K2 " not in sentence.text for sentence in said if sentence.rule != "fused")
-    (whole,) = [sentence for sentence in said if sentence.rule == "fused"]
+    assert all("K2 " not in sentence.text for sentence in said if sentence.rule != "whole")
+    (whole,) = [sentence for sentence in said if sentence.rule == "whole"]
     assert whole.text.endswith(
-        "cannot be compared by stages: K1's work is inside the fused kernel; whole, they take 606,647 (champion, one kernel) "
+        "cannot be compared by stages: the fused kernel has none; whole, they take 606,647 (champion, one kernel) "
         f"and 1,101,175 ({why.subjects[1].label}, K1 + K2) cycles under the profiler, one kernel after another"
     )
     assert whole.numbers["cycles_ratio"] == pytest.approx(606_647 / 1_101_175)
@@ -346,8 +349,22 @@ def test_two_kernels_are_explained_beside_a_fused_one(engine, backend, fused, t8
         why = explain_shape(s, backend.gpu, t8192.shape)
     assert why.subjects[0].config == split
     assert why.sentences["k1"][0].text.startswith("K1 is bound by device memory")
-    (whole,) = [sentence for sentence in why.sentences["k2"] if sentence.rule == "fused"]
+    (whole,) = [sentence for sentence in why.sentences["k2"] if sentence.rule == "whole"]
     assert "1,101,175 (champion, K1 + K2) and 606,647" in whole.text
+
+
+def test_of_pairs_both_kernels_are_profiled_together_and_compared_whole(t8192) -> None:
+    split = [t8192.profiled("default", stage) for stage in ("k1", "k2")]
+    one = Profiled("champion", "k2", PAIRS.k2, split[1].counters)
+    assert [s.stage for s in stages_of([PAIRS, t8192.configs["default"]])] == ["k1", "k2", "k2"]
+    said = compare_whole([one], split)
+    assert "cannot be compared by stages: K1 with K2 of pairs has none; whole, they take " in said.text
+    assert "(champion, K1 + K2) and " in said.text
+    assert "next_wave_chains" not in facts_of(one, t8192.shape, t8192.gpu)
+    fused = Profiled("default", "k2", FUSED.k2, split[1].counters)
+    assert compare(one, fused)[0].text.startswith(
+        "K1 with K2 of pairs: no clear cause: champion and default (variant pairs instead of fused) take the same cycles"
+    )
 
 
 def test_without_all_cycles_the_whole_is_not_compared(t8192) -> None:

@@ -72,8 +72,8 @@ class Collected:
 
 
 def stages_in(config: LaunchConfig) -> tuple[str, ...]:
-    """The stages that a config launches: K1 and K2, or K2 alone where K1 is part of it."""
-    return ("k2",) if config.k2.fused else STAGES
+    """The stages that are profiled of a config: K1 and K2, or K2 alone where K1 is part of it."""
+    return ("k2",) if config.k2.whole else STAGES
 
 
 def stages_of(configs: Sequence[LaunchConfig]) -> list[Stage]:

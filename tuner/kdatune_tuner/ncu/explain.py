@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kdatune_kernels.space import FUSED
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import Json
 from kdatune_kernels.spec import K1Config
@@ -33,6 +34,7 @@ from kdatune_tuner.ncu.rules import SUM_RATIO
 from kdatune_tuner.ncu.rules import Factor
 
 NO_CLEAR_CAUSE = "no clear cause"
+_TITLES = {"fused": "the fused kernel", "pairs": "K1 with K2 of pairs"}
 _NAMED_STALLS = 2
 _SMALLEST_STALL = 0.1  # cycles: a change below it is not worth a word
 
@@ -47,14 +49,14 @@ class Profiled:
     counters: Counters
 
     @property
-    def fused(self) -> bool:
-        """Whether it is K1 and K2 as one kernel, which is profiled as K2."""
-        return isinstance(self.config, K2Config) and self.config.fused
+    def whole(self) -> bool:
+        """Whether K1 is part of it, whose counters are in those of K2."""
+        return isinstance(self.config, K2Config) and self.config.whole
 
     @property
     def title(self) -> str:
         """What sentences call it."""
-        return "the fused kernel" if self.fused else self.stage.upper()
+        return _TITLES.get(self.config.variant, self.stage.upper())
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def facts_of(profile: Profiled, shape: Shape, gpu: Gpu) -> dict[str, Any]:
     holds = ctas_per_sm(c)
     if holds is not None:
         facts |= {"ctas_per_sm": holds, "limiter": " and ".join(limiters(c))}
-        # the fused kernel starts no second wave: its CTAs take one chain after another
+        # the fused kernel starts no second wave, its CTAs take one chain after another; of pairs the CTAs are K1's, too
         if (
-            not profile.fused
+            not profile.whole
             and "grid_ctas" in c
             and c["grid_ctas"] >= shape.chains
             and not c["grid_ctas"] % shape.chains
@@ -169,31 +171,31 @@ def compare(ours: Profiled, other: Profiled) -> list[Sentence]:
 
 def no_k1(label: str) -> Sentence:
     """What there is to say of the K1 of a config that has none."""
-    return Sentence("fused", f"{label} launches no K1: its one kernel, profiled as K2, does K1's work, too", {})
+    return Sentence("whole", f"{label} has no K1 of its own: K1's work is profiled with K2's, as K2", {})
 
 
 def compare_whole(ours: Sequence[Profiled], other: Sequence[Profiled]) -> Sentence:
-    """The cycles of one kernel against the sum of two, as far as both were profiled: their stages cannot be compared.
+    """All cycles of both, as far as they were profiled: their stages cannot be compared.
 
     Args:
-        ours: every profiled stage of a config; of the two configs one is fused and one is not.
+        ours: every profiled stage of a config; of the two configs one has stages and one has none.
     """
     sides = (ours, other)
     names = " and ".join(side[0].label for side in sides)
-    start = f"{names} cannot be compared by stages: K1's work is inside the fused kernel"
+    start = f"{names} cannot be compared by stages: {next(side[0].title for side in sides if side[0].whole)} has none"
     counted = [[one.counters.get("replay_cycles") for one in side] for side in sides]
     if any(
-        None in cycles or len(cycles) < (1 if side[0].fused else 2) for side, cycles in zip(sides, counted, strict=True)
+        None in cycles or len(cycles) < (1 if side[0].whole else 2) for side, cycles in zip(sides, counted, strict=True)
     ):
-        return Sentence("fused", f"{start}, and cycles were not counted for all their kernels", {})
+        return Sentence("whole", f"{start}, and cycles were not counted for all their kernels", {})
     a, b = (sum(one for one in cycles if one is not None) for cycles in counted)
     shown = [f"{cycles:,.0f} ({side[0].label}, {_kernels(side)})" for side, cycles in zip(sides, (a, b), strict=True)]
     text = f"{start}; whole, they take {shown[0]} and {shown[1]} cycles under the profiler, one kernel after another"
-    return Sentence("fused", text, {"replay_cycles": a, "other_replay_cycles": b, "cycles_ratio": a / b})
+    return Sentence("whole", text, {"replay_cycles": a, "other_replay_cycles": b, "cycles_ratio": a / b})
 
 
 def _kernels(side: Sequence[Profiled]) -> str:
-    return "one kernel" if side[0].fused else "K1 + K2"
+    return "one kernel" if side[0].config == FUSED.k2 else "K1 + K2"
 
 
 def _wave_cause(ours: Profiled, other: Profiled, *, faster: bool) -> list[Sentence]:

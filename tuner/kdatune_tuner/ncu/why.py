@@ -112,9 +112,9 @@ def _subjects(profiles: Sequence[StoredProfile], champion: LaunchConfig | None, 
 def _sentences(subjects: Sequence[Subject], stage: str, shape: Shape, gpu: Gpu) -> list[Sentence]:
     """What the first subject's stage does, and why those of the others differ from it.
 
-    Where one of two has a fused kernel it is said once, beside K2, what can be compared: the whole.
+    Where one of two has no stages it is said once, beside K2, what can be compared: the whole.
     """
-    if stage == "k1" and subjects and subjects[0].config.k2.fused:
+    if stage == "k1" and subjects and subjects[0].config.k2.whole:
         return [no_k1(subjects[0].label)] if subjects[0].counters else []
     profiled = [(subject, one) for subject in subjects if (one := subject.stage(stage)) is not None]
     if not profiled:
@@ -123,7 +123,7 @@ def _sentences(subjects: Sequence[Subject], stage: str, shape: Shape, gpu: Gpu) 
     said = describe(first, shape, gpu)
     seen = {first.config}
     for subject, other in profiled[1:]:
-        if first.fused != other.fused:
+        if first.whole != other.whole:
             said.append(compare_whole(mine.profiled(), subject.profiled()))
         elif other.config not in seen or other.label == DEFAULT:
             said += compare(first, other)

@@ -107,7 +107,7 @@ def _has_counters(s: Session, gpu: Gpu, champion: Champion) -> bool:
         and one.row.counters is not None
         and (champion.measured_at is None or rfc3339(one.row.profiled_at) >= champion.measured_at)
     }
-    return fresh >= ({"k2"} if champion.config.k2.fused else {"k1", "k2"})
+    return fresh >= ({"k2"} if champion.config.k2.whole else {"k1", "k2"})
 
 
 def profiled_gpus(s: Session, shape: Shape) -> list[Gpu]:
