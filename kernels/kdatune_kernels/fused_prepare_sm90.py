@@ -97,8 +97,6 @@ OPERAND_OF_TWO = gl.constexpr(  # the same with the axis that tells kd from qd
 ACC = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
 MMA_A = gl.constexpr(gl.DotOperandLayout(0, ACC.value, 8))
 MMA_B = gl.constexpr(gl.DotOperandLayout(1, ACC.value, 8))
-TF32_A = gl.constexpr(gl.DotOperandLayout(0, ACC.value, 2))
-TF32_B = gl.constexpr(gl.DotOperandLayout(1, ACC.value, 2))
 COLS = gl.constexpr(gl.BlockedLayout([1, 16, 2], [1, 1, 32], [4, 1, 1], [2, 1, 0]))  # half the keys
 ROWS = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 16, 2], [4, 1, 1], [2, 1, 0]))  # a row a lane: one comparison
 ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 1, 1, 8], [1, 1, 16, 2], [4, 1, 1, 1], [3, 2, 1, 0]))
@@ -128,31 +126,36 @@ def _one(memory):
 
 @gluon.jit
 def _halves(x, AXIS: gl.constexpr):
-    """The first and the last eight rows (AXIS 1) or columns (AXIS 2) of [4, 16, ..]: a thread holds both."""
+    """The first and the last eight rows (AXIS 1) or columns (AXIS 2) of [chunks, 16, ..]: a thread holds both."""
     if AXIS == 1:
-        return gl.split(x.reshape([4, 2, 8, x.shape[2]]).permute([0, 2, 3, 1]))
+        return gl.split(x.reshape([x.shape[0], 2, 8, x.shape[2]]).permute([0, 2, 3, 1]))
     else:
-        return gl.split(x.reshape([4, x.shape[1], 2, 8]).permute([0, 1, 3, 2]))
+        return gl.split(x.reshape([x.shape[0], x.shape[1], 2, 8]).permute([0, 1, 3, 2]))
 
 
 @gluon.jit
-def _beside(left, right):
-    return gl.convert_layout(gl.join(left, right).permute([0, 1, 3, 2]).reshape([4, 16, 16]), ACC, assert_trivial=True)
+def _beside(left, right, ACC: gl.constexpr):
+    both = gl.join(left, right).permute([0, 1, 3, 2]).reshape([left.shape[0], 16, 16])
+    return gl.convert_layout(both, ACC, assert_trivial=True)
 
 
 @gluon.jit
-def _exchanged(x):
-    """[4, 16, 8] with the last eight rows first."""
+def _exchanged(x, ACC: gl.constexpr):
+    """[chunks, 16, 8] with the last eight rows first."""
     first, last = _halves(x, 1)
-    return gl.convert_layout(gl.join(last, first).permute([0, 3, 1, 2]).reshape([4, 16, 8]), ACC, assert_trivial=True)
+    both = gl.join(last, first).permute([0, 3, 1, 2]).reshape([x.shape[0], 16, 8])
+    return gl.convert_layout(both, ACC, assert_trivial=True)
 
 
 @gluon.jit
-def _dot_t32(a, bt, acc, upper):
-    """acc + a @ bt^T of matrices that are two 8 x 8 blocks on the diagonal, kept below each other as [4, 16, 8], fp32 on
+def _dot_t32(a, bt, acc, upper, ACC: gl.constexpr):
+    """acc + a @ bt^T of matrices that are two 8 x 8 blocks on the diagonal, kept below each other as [chunks, 16, 8], fp32 on
     the tf32 tensor cores: half the products of whole ones."""
-    whole = _beside(gl.where(upper, a, 0.0), gl.where(upper, 0.0, a))
-    stacked = bt.reshape([4, 2, 8, 8]).permute([0, 1, 3, 2]).reshape([4, 16, 8])
+    TF32_A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    TF32_B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
+    chunks: gl.constexpr = a.shape[0]
+    whole = _beside(gl.where(upper, a, 0.0), gl.where(upper, 0.0, a), ACC)
+    stacked = bt.reshape([chunks, 2, 8, 8]).permute([0, 1, 3, 2]).reshape([chunks, 16, 8])
     return mma_v2(
         gl.convert_layout(whole, TF32_A, assert_trivial=True), gl.convert_layout(stacked, TF32_B, assert_trivial=True), acc,
         input_precision="tf32",
@@ -160,19 +163,19 @@ def _dot_t32(a, bt, acc, upper):
 
 
 @gluon.jit
-def _unit_lower_inverse(L, LT):
-    """`prepare_sm90._unit_lower_inverse` of four: the two blocks of 8 x 8 on the diagonal, then the one below them."""
+def _unit_lower_inverse(L, LT, ACC: gl.constexpr):
+    """`prepare_sm90._unit_lower_inverse` of [chunks, 16, 16] in the layout ACC, a chunk a warp: first the two blocks of 8 x 8 on
+    the diagonal, then the one below them."""
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, ACC)))[None, :, None]
     col = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, ACC)))[None, None, :]
-    zero = gl.full([4, 16, 8], 0.0, gl.float32, ACC)
+    zero = gl.full([L.shape[0], 16, 8], 0.0, gl.float32, ACC)
     upper = row < 8
     left, right = _halves(L, 2)
     left = gl.convert_layout(left, ACC, assert_trivial=True)
     own = gl.where(upper, left, gl.convert_layout(right, ACC, assert_trivial=True))
     leftT, rightT = _halves(LT, 2)
-    ownT = gl.where(
-        upper, gl.convert_layout(leftT, ACC, assert_trivial=True), gl.convert_layout(rightT, ACC, assert_trivial=True)
-    )
+    leftT = gl.convert_layout(leftT, ACC, assert_trivial=True)
+    ownT = gl.where(upper, leftT, gl.convert_layout(rightT, ACC, assert_trivial=True))
     r = _afresh(row % 8)
     col = _afresh(col)
     apart = r ^ col
@@ -181,13 +184,13 @@ def _unit_lower_inverse(L, LT):
     XT = gl.where((apart == 1) & (col > r), -ownT, eye)
     for level in gl.static_range(1, 3):
         N = gl.where(((apart >> level) == 1) & (r > col), -own, 0.0)
-        YT = _dot_t32(XT, N, zero, upper)
-        grown = _dot_t32(X, YT, X, upper)
-        XT = _dot_t32(YT, X, XT, upper)
+        YT = _dot_t32(XT, N, zero, upper, ACC)
+        grown = _dot_t32(X, YT, X, upper, ACC)
+        XT = _dot_t32(YT, X, XT, upper, ACC)
         X = grown
-    YT = _dot_t32(XT, _exchanged(left), zero, upper)  # its first rows
-    Z = _dot_t32(X, _exchanged(YT), zero, upper)  # its last rows
-    return _beside(gl.where(upper, X, -Z), gl.where(upper, 0.0, X))
+    YT = _dot_t32(XT, _exchanged(left, ACC), zero, upper, ACC)  # its first rows
+    Z = _dot_t32(X, _exchanged(YT, ACC), zero, upper, ACC)  # its last rows
+    return _beside(gl.where(upper, X, -Z), gl.where(upper, 0.0, X), ACC)
 
 
 @gluon.jit
@@ -302,7 +305,7 @@ def _prepare_partition(
         LT = LT * b
         Mt = (gl.where(col >= row, M, 0.0) * SCALE).to(TILE).permute([0, 2, 1])
         m_ring.index(slot).store(Mt)
-        X = _unit_lower_inverse(gl.convert_layout(LT.permute([0, 2, 1]), ACC), LT)
+        X = _unit_lower_inverse(gl.convert_layout(LT.permute([0, 2, 1]), ACC), LT, ACC)
         inv_ring.index(slot).store((X * (b * SCALE)).to(TILE))
         fence_async_shared()
         barrier()

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from kdatune_kernels.fused_prepare_sm90 import _as
+from kdatune_kernels.fused_prepare_sm90 import _unit_lower_inverse
 from kdatune_kernels.prepare_sm90 import AI_SCALE
 from kdatune_kernels.prepare_sm90 import EPS
 from kdatune_kernels.prepare_sm90 import LOG2E
@@ -69,24 +70,6 @@ def _dot_t32(a, bt, acc):
         gl.convert_layout(a, TF32_A, assert_trivial=True),
         gl.convert_layout(bt.permute([0, 2, 1]), TF32_B, assert_trivial=True), acc, input_precision="tf32",
     )  # fmt: skip
-
-
-@gluon.jit
-def _unit_lower_inverse(L, LT, row, col, zero):
-    """`prepare_sm90._unit_lower_inverse` of two."""
-    apart = row ^ col
-    below = row > col
-    eye = gl.where(apart == 0, 1.0, 0.0)
-    X = gl.where((apart == 1) & below, -L, eye)
-    XT = gl.where((apart == 1) & (col > row), -LT, eye)
-    for level in gl.static_range(1, 4):
-        N = gl.where(((apart >> level) == 1) & below, -L, 0.0)
-        YT = _dot_t32(XT, N, zero)
-        grown = _dot_t32(X, YT, X)
-        if level < 3:
-            XT = _dot_t32(YT, X, XT)
-        X = grown
-    return X
 
 
 @gluon.jit
@@ -262,7 +245,7 @@ def prepare_pairs(
     _store_rows(AI + 1024, left, right)
     b = gl.where(16 * chunk + col < n, _sigmoid2(raw_beta.to(gl.float32) * -LOG2E), 0.0)
     LT = LT * b
-    X = _unit_lower_inverse(gl.convert_layout(LT.permute([0, 2, 1]), ACC), LT, row, col, zero)
+    X = _unit_lower_inverse(gl.convert_layout(LT.permute([0, 2, 1]), ACC), LT, ACC)
     # INV21, by both warps, of which the second has its operands: -(X2 diag(b2)) L21 X1
     inverses = gl.allocate_shared_memory(gl.float32, [2, 16, 16], PLAIN)
     inverses.store(X)

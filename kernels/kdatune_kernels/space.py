@@ -321,8 +321,8 @@ def _ws(
     )
 
 
-PAIRS_K2 = _ws("64", 5, 1, True, 2)
-"""How "pairs" launches its K2."""
+PAIRS_K2 = _ws("64", 5, 2, True, 2)
+"""How "pairs" launches its K2. Two chunks of o in flight: 1 % of a call at H 32 T 4,096, 0.3 to 0.7 at T 8,192 (H200)."""
 
 
 def k2_configs() -> Iterator[K2Config]:
@@ -413,10 +413,10 @@ def _fills(shape: Shape, gpu: Gpu) -> float:
     return shape.chains / (waves * gpu.sm_count)
 
 
-# Split over pairs, whole calls on an H200, fp16 precision, one sequence: at T 8192 1.035 with H 64, 1.069 with H 48, 1.089 with
-# H 32; at T 4096 1.008 with H 64; at T 2048 0.997 with H 32; shorter ones were not measured. What K2 gains (a step of 32 tokens
-# takes 0.66 to 0.71 us, two of 16 0.82 to 0.84) goes by the longest chain, what K1 loses by all tokens, and of unlike
-# lengths these are fewer.
+# Split over pairs, whole calls on an H200, fp16 precision, one sequence: at T 8192 1.04 with H 64, 1.08 with H 48, 1.11 with
+# H 32; at T 4096 1.01 with H 64, 1.08 with H 32; at T 2048 0.99 with H 64. What K2 gains (a step of 32 tokens takes 0.66 to
+# 0.71 us, two of 16 0.82 to 0.84) goes by the longest chain, what K1 loses by all tokens, and of unlike lengths these are
+# fewer.
 _PAIRS_FROM_TOKENS = 4096
 
 
