@@ -164,8 +164,8 @@ def _dot_t32(a, bt, acc, upper, ACC: gl.constexpr):
 
 @gluon.jit
 def _unit_lower_inverse(L, LT, ACC: gl.constexpr):
-    """`prepare_sm90._unit_lower_inverse` of [chunks, 16, 16] in the layout ACC, a chunk a warp: first the two blocks of 8 x 8 on
-    the diagonal, then the one below them."""
+    """`prepare_sm90._unit_lower_inverse` of [chunks, 16, 16] in the layout ACC, a chunk a warp: the two blocks of 8 x 8 on the
+    diagonal first, then the one below them."""
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, ACC)))[None, :, None]
     col = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, ACC)))[None, None, :]
     zero = gl.full([L.shape[0], 16, 8], 0.0, gl.float32, ACC)
