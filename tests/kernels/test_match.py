@@ -17,6 +17,7 @@ from kdatune_kernels.space import FUSED
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import K1Config
@@ -116,8 +117,8 @@ def test_other_state_flags_are_near_but_not_the_same() -> None:
 
 
 def test_skew_counts() -> None:
-    # 96 chains: two kernels whatever the skew
-    even = shape_of(6, 16, 8192, varlen=True, longest_tokens=1400)
+    # 96 chains: two kernels where the longest has over 1,873 tokens, and a launch that does not know takes 2,732
+    even = shape_of(6, 16, 8192, varlen=True, longest_tokens=2800)
     skewed = shape_of(6, 16, 8192, varlen=True, longest_tokens=5600)
     unknown = shape_of(6, 16, 8192, varlen=True)
     assert find([champion(even)], skewed, H200).match == "nearest"
@@ -126,11 +127,18 @@ def test_skew_counts() -> None:
 
 
 def test_a_champion_of_two_kernels_does_not_answer_where_the_fused_one_is_the_default() -> None:
-    request = shape_of(1, 128, 8192)
-    assert default_config(request, H200) == FUSED
-    found = find([champion(SHAPE)], request, H200)
-    assert (found.match, found.config) == ("default", FUSED)
-    assert "it runs in other waves, segments or steps" in found.reason
+    """69 chains are two kernels' and 70 the fused one's; so are those of six sequences whose longest is short enough."""
+    like = shape_of(6, 16, 8192, varlen=True, longest_tokens=1400)
+    for near, request in (
+        (shape_of(1, 69, 8192), shape_of(1, 70, 8192)),
+        (shape_of(1, 69, 8192), shape_of(1, 128, 8192)),
+        (dataclasses.replace(like, longest_tokens=2800), like),
+    ):
+        assert default_config(near, H200) == split_default(near, H200)
+        assert default_config(request, H200) == FUSED
+        found = find([champion(near)], request, H200)
+        assert (found.match, found.config) == ("default", FUSED)
+        assert "it runs in other waves, segments or steps" in found.reason
 
 
 def test_a_fused_champion_answers_for_another_shape_whose_default_is_fused() -> None:
@@ -185,7 +193,7 @@ def test_a_poisoned_champion_is_passed_over() -> None:
     alone = find([poisoned], SHAPE, small)
     assert (alone.match, alone.config) == ("default", default_config(SHAPE, small))
     assert alone.reason.startswith("no tuned shape is near enough; champion of N=1,H=96,T=8192 refused: k2 needs ")
-    neighbour = champion(shape_of(1, 80, 8192), number=1)
+    neighbour = champion(shape_of(1, 80, 8192), small, number=1)  # tuned there, where the fused kernel does not fit
     assert find([poisoned, neighbour], SHAPE, small).config == WS_CONFIGS[1]
 
 
@@ -239,17 +247,22 @@ def test_every_answer_is_legal_and_does_not_depend_on_the_order(
         assert found.match == "exact"
 
 
-def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request() -> None:
-    """Not with a copy: the K1 default of T 8192 loads by TMA, that of T 1024 by cp.async."""
-    have, want = shape_of(1, 96, 8192), shape_of(1, 96, 4096)
-    there, here = default_config(have, H200), default_config(want, H200)
+@pytest.mark.parametrize("heads", [68, 96])
+def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request(heads: int) -> None:
+    """Not with a copy: the K1 default of T 8192 loads by TMA, that of T 1024 by cp.async.
+
+    With 96 heads, where the fused kernel is the default and two stages beat it: with the default of two stages.
+    """
+    have, want = shape_of(1, heads, 8192), shape_of(1, heads, 4096)
+    there, here = split_default(have, H200), split_default(want, H200)
     assert (there.k2, there.k1 == here.k1) == (here.k2, True)
     tuned = dataclasses.replace(there, k2=dataclasses.replace(there.k2, stages_in=6))
     found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", tuned)
-    want = shape_of(1, 96, 1024)
-    here = default_config(want, H200)
+    want = shape_of(1, heads, 1024)
+    here = split_default(want, H200)
     assert there.k1 != here.k1
+    assert {default_config(shape, H200) for shape in (have, want)} == ({there, here} if heads == 68 else {FUSED})
     found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", dataclasses.replace(tuned, k1=here.k1))
     assert found.reason.endswith("; k1 by this shape's default of two kernels")
@@ -257,20 +270,24 @@ def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request()
     assert (found.match, found.config) == ("nearest", here)
 
 
-def test_a_k1_winner_does_not_answer_where_another_k1_is_the_default() -> None:
-    have, want = shape_of(1, 96, 8192), shape_of(1, 96, 1024)
-    there = default_config(have, H200)
+@pytest.mark.parametrize("heads", [68, 96])
+def test_a_k1_winner_does_not_answer_where_another_k1_is_the_default(heads: int) -> None:
+    have, want = shape_of(1, heads, 8192), shape_of(1, heads, 1024)
+    there = split_default(have, H200)
     tuned = dataclasses.replace(there, k1=dataclasses.replace(there.k1, swizzle_bytes=64))
     assert find([Champion(H200, have, tuned, 1, 620.0, 628.0)], have, H200).config == tuned
-    assert find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200).config == default_config(want, H200)
+    assert find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200).config == split_default(want, H200)
 
 
 @pytest.mark.parametrize(
     ("have", "want"),
     [
-        (shape_of(1, 64, 8192), shape_of(1, 96, 8192)),  # one wave of 64 columns, and more than one
+        (shape_of(1, 64, 2048), shape_of(1, 68, 2048)),  # one wave of 64 columns, and more than one
         (shape_of(1, 8, 8192), shape_of(1, 16, 8192)),  # sixteen segments and eight
-        (shape_of(1, 66, 8192), shape_of(1, 67, 8192)),  # 132 CTAs and 134
+        (shape_of(1, 66, 2048), shape_of(1, 67, 2048)),  # 132 CTAs and 134
+        (shape_of(1, 66, 8192), shape_of(1, 67, 8192)),  # steps of 32 tokens and of 16
+        (shape_of(1, 64, 8192), shape_of(1, 64, 2048)),
+        (shape_of(1, 64, 8192), shape_of(1, 96, 8192)),  # of 32 tokens, and one kernel
         (shape_of(7, 12, 8192), shape_of(5, 12, 8192)),  # of one bucket: 168 CTAs and 120
     ],
 )

@@ -1,6 +1,7 @@
 """Resolution: which layer answers, what stays frozen, what a capture may do, and that a launch never waits."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import subprocess
@@ -37,7 +38,9 @@ from kdatune_kernels.snapshot import dump_snapshot
 from kdatune_kernels.snapshot import parse_snapshot
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
+from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import gpu_of
 from kdatune_kernels.spec import shape_of
@@ -348,15 +351,22 @@ def test_a_config_that_failed_is_never_given_again(
     assert told == {"config": to_json(CONFIGS[3]), "reason": "out of resource: shared memory"}
 
 
-def test_a_failed_default_gives_way_to_plain_triton_and_then_to_nothing(make_resolver: ResolverMaker) -> None:
+@pytest.mark.parametrize("shape", [SHAPE, OTHER, shape_of(1, 68, 8192)], ids=["fused", "pairs", "two stages"])
+def test_a_failed_default_gives_way_to_two_stages_then_plain_triton_then_nothing(
+    shape: Shape, make_resolver: ResolverMaker
+) -> None:
     resolver = make_resolver()
-    default, plain = resolver.resolve_slow(KEY, SHAPE, H200), default_config(SHAPE, None)
-    assert default != plain
-    assert resolver.quarantine(default, SHAPE, H200, "no Gluon here") == plain
-    assert resolver.lookup(KEY) == plain
-    assert resolver.resolve(OTHER, H200).config == default_config(OTHER, H200)
-    assert resolver.quarantine(plain, SHAPE, H200, "no card here") is None
-    assert config_ok(resolver.resolve(SHAPE, H200).config, SHAPE, H200) is None
+    default = resolver.resolve_slow(KEY, shape, H200)
+    # a whole one goes first, then Gluon in two stages
+    steps = list(dict.fromkeys([default, split_default(shape, H200), default_config(shape, None)]))
+    assert len(steps) == (3 if default.k2.whole else 2)
+    for failed, instead in itertools.pairwise(steps):
+        assert resolver.quarantine(failed, shape, H200, "no Gluon here") == instead
+        assert resolver.lookup(KEY) == instead
+        assert config_ok(instead, shape, H200) is None
+    assert resolver.resolve(FAR, H200).config == default_config(FAR, H200)
+    assert resolver.quarantine(steps[-1], shape, H200, "no card here") is None
+    assert config_ok(resolver.resolve(shape, H200).config, shape, H200) is None
 
 
 def test_precision_does_not_save_a_config_from_quarantine(make_resolver: ResolverMaker, tmp_path: Path) -> None:

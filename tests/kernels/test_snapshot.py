@@ -29,6 +29,7 @@ from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import canonical
 from kdatune_kernels.spec import shape_of
+from kdatune_kernels.spec import to_json
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
 SHAPE = shape_of(1, 96, 8192)
@@ -181,11 +182,12 @@ def _set(entry: dict[str, Any], path: str, value: Any) -> None:
 )
 def test_an_entry_that_cannot_be_used_is_skipped_with_its_reason(path: str, value: Any, says: str) -> None:
     data = document()
-    _set(data["champions"][1], path, value)
     if path == "config.k2.stages_in":
+        data["champions"][1]["config"] = to_json(space.split_default(snapshot().champions[1].shape, H200))
         data["champions"][1]["config"]["k2"].update(block_v=128, num_warps=8, consumers=1, stages_out=4)
         data["champions"][1]["config"]["k2"].update(maxnreg=168, consumer_regs=None)
         data["champions"][1]["gpu"]["smem_per_block_bytes"] = 101376
+    _set(data["champions"][1], path, value)
     read = parse_snapshot(data)
     assert len(read.champions) == 3
     assert [skipped.index for skipped in read.skipped] == [1]
