@@ -118,7 +118,7 @@ PAIRS_REQUESTS = [{"kernel": "pairs k1", "cc": "9.0", "group": group} for group 
 
 def test_both_kernels_of_pairs_have_no_spills_and_no_wgmma_warning():
     resources = _compile(PAIRS_REQUESTS)
-    assert len(resources) == len(PAIRS_REQUESTS) == 8
+    assert len(resources) == len(PAIRS_REQUESTS) == 9
     for request, found in zip(PAIRS_REQUESTS, resources, strict=True):
         assert (found["spill_bytes"], found["wgmma_warnings"]) == (0, []), request
         assert found["registers"] * found["num_warps"] * 32 <= H200.registers_per_sm
