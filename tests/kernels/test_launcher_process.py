@@ -77,7 +77,7 @@ def test_a_process_ends_while_its_thread_waits_for_the_service(service: Service,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ws\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fused\n", "")
     assert service.answered == 0
 
 
