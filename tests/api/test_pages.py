@@ -359,15 +359,16 @@ def profile(shelf, measurement_id, stage, counters=None, reason=None):
 
 
 def test_a_profile_shows_both_stages_against_the_default(client, shelf, helpers):
-    default = default_config(helpers.SHAPE, helpers.H200)
+    shape = shape_of(1, 68, 8192)  # two kernels by default
+    default = default_config(shape, helpers.H200)
     champion = replace(default, k1=replace(default.k1, head_fast=True))
-    slow = shelf.measure(config=default, median_us=700.0)
-    fast = shelf.promote(config=champion, median_us=600.0)
+    slow = shelf.measure(shape, default, median_us=700.0)
+    fast = shelf.promote(shape, champion, median_us=600.0)
     every = {metric.field: 1.0 for metric in METRICS}
     profile(shelf, fast.measurement_id, "k1", every | {"issue_active_pct": 63.69, "barrier_stall_per_issue": 0.89})
     profile(shelf, slow, "k1", every | {"issue_active_pct": 39.45, "barrier_stall_per_issue": 20.21})
     profile(shelf, slow, "k2", every | {"issue_active_pct": 33.0, "waves": 1.25})
-    path = key_path("profiles", helpers.SHAPE)
+    path = key_path("profiles", shape)
     stalls = items(client, path, "stalls")
     assert (stalls[0]["metric"], stalls[0]["k1_ours"], stalls[0]["k1_other"]) == (
         "barrier_stall_per_issue",

@@ -142,7 +142,7 @@ def test_kda_works_beside_a_broken_one(site: Site, caplog: pytest.LogCaptureFixt
     (line,) = [r.getMessage() for r in caplog.records if "bad-kernels 2.0" in r.getMessage()]
     assert line.startswith("kdatune leaves a kernel out: entry point 'bad' (bad_module:KERNEL) of bad-kernels 2.0: ")
     h200 = KNOWN_GPUS["NVIDIA H200"]
-    assert Resolver().resolve(shape_of(1, 96, 8192), h200).config.k2.variant == "ws"
+    assert Resolver().resolve(shape_of(1, 96, 8192), h200).config.k2.variant == "fused"
 
 
 def test_shapes_are_checked_by_field(site: Site) -> None:

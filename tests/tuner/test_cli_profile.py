@@ -32,7 +32,7 @@ from kdatune_tuner.store.records import NewMeasurement
 from kdatune_tuner.store.records import NewProfile
 
 H200 = KNOWN_GPUS["NVIDIA H200"]
-SHAPE = shape_of(1, 96, 8192)
+SHAPE = shape_of(1, 68, 8192)  # two kernels, of 128 columns
 BUILD = Build("k" * 16, "s" * 16, "1", "3.6.0", "12.9", "2.13.0", "13.0", "580.1")
 CONFIGS = {
     "default": default_config(SHAPE, H200),
@@ -143,7 +143,7 @@ def test_explain_as_json_is_one_document(url: str, engine: Engine) -> None:
 
 def test_explain_asks_which_card_where_several_were_profiled(url: str, engine: Engine) -> None:
     done = kdatune(url, "explain", "--shape", SHAPE.key(), code=1)
-    assert "has no stored profile; take one with kdatune profile --shape N=1,H=96,T=8192" in done.stderr
+    assert "has no stored profile; take one with kdatune profile --shape N=1,H=68,T=8192" in done.stderr
     store(engine)
     done = kdatune(url, "explain", "--shape", SHAPE.key(), "--gpu", "NVIDIA H20", code=1)
     assert "has no stored profile on NVIDIA H20; take one with kdatune profile" in done.stderr

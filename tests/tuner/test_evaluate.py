@@ -38,7 +38,7 @@ def made_up(best_of: dict[int, int]) -> list[Case]:
     """K2 on shapes of these T: the depth that is named takes 100, each step away from it a tenth more; tile and splits 200."""
     cases = []
     for T, best in best_of.items():
-        shape = shape_of(1, 96, T)
+        shape = shape_of(1, 68, T)
         default = default_config(shape, H200).k2
         times = {replace(default, stages_in=depth): 100.0 * (1.0 + abs(depth - best) / 10.0) for depth in range(2, 7)}
         rest = [replace(default, stages_in=d, decay_position=0, stages_out=o) for d in range(2, 7) for o in (1, 2, 4)]
@@ -48,7 +48,7 @@ def made_up(best_of: dict[int, int]) -> list[Case]:
 
 def test_the_figures_of_a_made_up_sweep() -> None:
     # the default has five stages in: right for the first two shapes, two steps off for the third
-    assert default_config(shape_of(1, 96, 8192), H200).k2.stages_in == 5
+    assert default_config(shape_of(1, 68, 8192), H200).k2.stages_in == 5
     (report,) = evaluate({"k2": made_up({8192: 5, 8000: 5, 7000: 3})}, H200, 4)
     assert (report.kernel, report.shapes, report.seeds) == ("k2", 3, 4)
     assert report.cold_median == 1.0

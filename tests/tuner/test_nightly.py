@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy import text
 
 from kdatune_kernels.errors import StoreError
-from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import WHOLES
 from kdatune_kernels.space import default_config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
@@ -186,14 +186,14 @@ def test_a_machine_that_gets_slower_in_the_middle_of_a_night_is_told_from_its_co
 def test_a_config_that_gets_slower_step_by_step_is_found(sqlite: Engine, card: NightCard) -> None:
     """No night is 3 % slower than the one before."""
     nights = Nights(sqlite, card, trials=1)
-    nights.demand(A, 5)
+    nights.demand(B, 5)  # of which no other config is within 8 %
     for _ in range(5):
         assert nights.next().exit_code == 0
-    served = nights.served(A)
+    served = nights.served(B)
     assert served is not None
     found = []
     for number in range(1, 9):
-        card.slower[A, served.k2] = 1.0 + 0.01 * number
+        card.slower[B, served.k2] = 1.0 + 0.01 * number
         found.append("config_slower" in kinds(nights.next()))
     assert found[:2] == [False, False]
     assert found[-2:] == [True, True]
@@ -240,7 +240,7 @@ def test_a_wrong_config_without_any_that_runs_is_said_every_night(sqlite: Engine
     nights = Nights(sqlite, card, trials=1)
     nights.demand(B, 5)
     nights.next()
-    card.wrong |= {(B, default_config(B, card.gpu).k2), (B, FUSED.k2)}
+    card.wrong |= {(B, k2) for k2 in (default_config(B, card.gpu).k2, *(whole.k2 for whole in WHOLES))}
     for _ in range(2):
         report = nights.next()
         assert (kinds(report), report.exit_code) == (["config_incorrect"], 3)
