@@ -108,8 +108,9 @@ def chunk_kda(
             cu_seqlens of the same N; max_num_seqs, where given, must be that N.
         A_log: [HV] fp32 or None (0); dt_bias: [HV, K] or [HV * K] fp32 or None (0).
         config: a launch config to use instead of the resolved one.
-        precision: "fp16" (default), "fast" or "bf16"; "fp16" needs |v| and states under 6e4, "fast" |v|. "fast" is 2 to 10 %
-            faster (H200) and loses the gates below on identical keys; "bf16" takes any range and loses them on correlated ones.
+        precision: "fp16" (default), "fast" or "bf16"; "fp16" needs |v| and states under 6e4, "fast" |v|. "fast" is up to 10 %
+            faster (H200; not for few long chains) and loses the gates below on identical keys; "bf16" takes any range and
+            loses them on correlated ones.
         final_state_dtype: fp32, or bf16: then the fp32 state is rounded once, at the end.
         checkpoints: [C, N, HV, K, V] (or [.., V, K]) fp32, contiguous, to write states into: [i] is the state of every
             sequence after (i + 1) * checkpoint_tokens of its tokens, or after all of them where it has fewer.
@@ -375,11 +376,14 @@ def _run(call: _Call, config: LaunchConfig) -> _Ran:
     return _Ran(p, config)
 
 
+_split_of = functools.lru_cache(maxsize=256)(split_default)  # up to 250 us a call
+
+
 def _as_launched(call: _Call, config: LaunchConfig) -> LaunchConfig:
     """The config in the precision of the call, and in steps of 16 tokens where those of 32 do not serve it."""
     precision = config.precision if call.precision is None else call.precision
     if config.k2 == PAIRS.k2 and (precision != PAIRS.precision or call.checkpoints is not None):
-        config = split_default(_shape(*call.key[1:]), _gpu(call.key[0]))
+        config = _split_of(_shape(*call.key[1:]), _gpu(call.key[0]))
     return config if config.precision == precision else replace(config, precision=precision)
 
 

@@ -67,7 +67,7 @@ class Champion:
 
     @functools.cached_property
     def split_default(self) -> LaunchConfig:
-        """That of K1 and K2 as two kernels."""
+        """That of K1 and K2 as two stages."""
         return _split_of(self.shape, self.gpu)
 
     @property
@@ -184,13 +184,17 @@ def _too_far(
 ) -> str | None:
     """Why the default is the better answer although the champion is near; None where it is not."""
     # Across the boundary of a wave a K2 winner is 1.30x off on an H200 (H 64 and H 96 T 8192), with the segments of
-    # twice as many chains 1.20x and 1.27x; K1 and K2 as one kernel take 1/1.13 of two at 128 chains and 1/0.68 at 64. What beat
+    # twice as many chains 1.20x and 1.27x; K1 and K2 as one kernel take 1/1.46 of two at 768 chains and 1/0.84 at 64. What beat
     # stages where they are the default has not met pairs, and pairs gain 1.09x at T 8192 and nothing at T 2048.
     if champion.default.k2 != default.k2 or (not answer.k2.whole and champion.split_default.k2 != split.k2):
         return "it runs in other waves, segments or steps"
-    if answer.k2.whole and answer != default and shape.chains != champion.shape.chains:
-        # it won where the default is another one, at one fill of the SMs
-        return "it was measured whole, for another number of chains"
+    if answer.k2.whole and answer != default:
+        # it won where the default is another one, at one fill of the SMs and one length: at T 1024 pairs gain 1.09x at H 8
+        if shape.chains != champion.shape.chains:
+            return "it was measured whole, for another number of chains"
+        longest, known = shape.longest, champion.shape.longest
+        if longest > 2 * known or known > 2 * longest:
+            return "it was measured whole, for sequences of another length"
     regret, bound = champion.nearest_regret, champion.default_regret
     if regret is None or answer == default:
         return None
@@ -205,7 +209,7 @@ def _reason(rank: int, distance: float, champion: Champion, answer: LaunchConfig
     told = ("tuned for this shape", f"tuned for {key}, the same bucket", f"tuned for {key}, {distance:.2f} away")[rank]
     stages = [name for name in ("k1", "k2") if getattr(answer, name) != getattr(champion.config, name)]
     if stages:
-        return f"{told}; {' and '.join(stages)} by this shape's default of two kernels"
+        return f"{told}; {' and '.join(stages)} by this shape's default of two stages"
     return told
 
 

@@ -14,6 +14,7 @@ from kdatune_kernels.match import NEAREST_REGRET
 from kdatune_kernels.match import Champion
 from kdatune_kernels.match import find
 from kdatune_kernels.space import FUSED
+from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import config_ok
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import k2_configs
@@ -265,7 +266,7 @@ def test_a_stage_that_kept_its_default_answers_with_the_default_of_the_request(h
     assert {default_config(shape, H200) for shape in (have, want)} == ({there, here} if heads == 68 else {FUSED})
     found = find([Champion(H200, have, tuned, 1, 620.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", dataclasses.replace(tuned, k1=here.k1))
-    assert found.reason.endswith("; k1 by this shape's default of two kernels")
+    assert found.reason.endswith("; k1 by this shape's default of two stages")
     found = find([Champion(H200, have, there, 1, 628.0, 628.0)], want, H200)
     assert (found.match, found.config) == ("nearest", here)
 
@@ -326,3 +327,13 @@ def test_where_the_nearest_answer_cost_more_than_the_default_the_default_answers
     found = find([dataclasses.replace(unknown, nearest_regret=1.06)], want, H200)
     assert found.match == "default"
     assert found.reason.endswith("refused: the nearest answer cost 1.060x there, at most 1.05x is allowed")
+
+
+def test_what_was_measured_whole_answers_for_sequences_of_like_length_only() -> None:
+    """On an H200 32 tokens a step take 1/1.09 at H 8 T 1024, where two stages are the default; at T 256 nobody knows."""
+    have = Champion(H200, shape_of(1, 8, 1024), PAIRS, 1, 34.6, 37.6)
+    assert find([have], shape_of(1, 8, 1100), H200).config == PAIRS
+    for T in (500, 2100):
+        want = shape_of(1, 8, T)
+        found = find([have], want, H200)
+        assert found.config == default_config(want, H200) != PAIRS
