@@ -32,6 +32,7 @@ from sqlalchemy import update
 from kdatune_kernels.identity import kernel_hash
 from kdatune_kernels.space import default_config
 from kdatune_kernels.space import space_hash
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import Build
 from kdatune_kernels.spec import Gpu
@@ -190,7 +191,7 @@ def fill(engine: Engine) -> None:
 
 def _nights(world: World, gpu: Gpu) -> None:
     """Nights of the long shape: promoted, steady, a new driver that costs 4 %, and what was promoted before."""
-    default = default_config(LONG, gpu)
+    default = split_default(LONG, gpu)
     # a config that nothing else here measures
     config = replace(default, k1=replace(default.k1, head_fast=True), k2=replace(default.k2, load_warps=2))
     older = replace(BUILD, driver="575.57.08")

@@ -101,7 +101,7 @@ def test_one_filter_drives_every_table_and_chart_of_a_study(open_page, site):
     page = watched.open(f"/studies/{KEY}?kernel=k2")
     points = "document.querySelector('[data-chart*=history]').data[0].y"
     everything = page.evaluate(f"({points}.bdata ? 40 : {points}.length)")
-    assert everything >= 30
+    assert everything >= 25  # trials of k2; how many it takes depends on the recording
     page.locator("#f-outcome").select_option("incorrect")
     page.wait_for_url("**outcome=incorrect**")
     watched.settle()

@@ -81,7 +81,7 @@ def test_a_shape_of_other_waves_is_further_away() -> None:
 
 
 def test_a_promotion_says_what_the_nearest_answer_would_have_cost(engine: Engine, shipped: ReplayBackend) -> None:
-    far, near = shape_of(1, 64, 1024), shape_of(1, 32, 1024)  # of the same waves, and two kernels both
+    far, near = shape_of(1, 64, 1024), shape_of(1, 16, 1024)  # of the same waves, and two kernels both
     tune(engine, shipped, far)
     first = champion_of(engine, shipped, far)
     assert first.nearest_regret is None  # nothing was tuned
