@@ -10,6 +10,7 @@ from typing import TypeVar
 from typing import get_args
 
 import torch
+import triton
 
 from kdatune_kernels import checkpoints as checkpointed
 from kdatune_kernels import gpu
@@ -379,10 +380,15 @@ def _run(call: _Call, config: LaunchConfig) -> _Ran:
 _split_of = functools.lru_cache(maxsize=256)(split_default)  # up to 250 us a call
 
 
+PAIRS_COMPILE = triton.__version__.startswith("3.6.")
+"""Whether this Triton compiles the K1 of 32 tokens: 3.9.0 refuses its views of shared memory that are larger than their source."""
+
+
 def _as_launched(call: _Call, config: LaunchConfig) -> LaunchConfig:
     """The config in the precision of the call, and in steps of 16 tokens where those of 32 do not serve it."""
     precision = config.precision if call.precision is None else call.precision
-    if config.k2 == PAIRS.k2 and (precision != PAIRS.precision or call.checkpoints is not None):
+    served = PAIRS_COMPILE and precision == PAIRS.precision and call.checkpoints is None
+    if config.k2 == PAIRS.k2 and not served:
         config = _split_of(_shape(*call.key[1:]), _gpu(call.key[0]))
     return config if config.precision == precision else replace(config, precision=precision)
 

@@ -81,11 +81,11 @@ STATES = (
 
 
 def _fused_requests() -> list[dict]:
-    """The fused kernel in every precision and with all kinds of states."""
+    """The fused kernel with all kinds of states, and in every precision with those of either layout."""
     return [
         {"kernel": "k2", "config": to_json(space.FUSED.k2), "cc": "9.0", "precision": precision, "options": options}
         for precision in PRECISIONS
-        for options in STATES
+        for options in (STATES if precision == "fp16" else STATES[:2])
     ]
 
 
@@ -102,7 +102,7 @@ def _stated_spill_bytes(request: dict) -> int:
 def test_the_fused_kernel_has_no_wgmma_warning_and_spills_what_is_stated():
     requests = _fused_requests()
     resources = _compile(requests)
-    assert len(resources) == len(requests) == 18
+    assert len(resources) == len(requests) == 10
     for request, found in zip(requests, resources, strict=True):
         assert found["wgmma_warnings"] == [], (request, found)
         assert found["spill_bytes"] <= _stated_spill_bytes(request), (request, found)
@@ -132,7 +132,7 @@ def test_both_kernels_of_pairs_have_no_spills_and_no_wgmma_warning():
 
 
 def _allowed_spill(request: dict) -> int:
-    """By newer releases of Triton; 3.9.0 spills 28 bytes of the fused kernel in each precision."""
+    """By newer releases of Triton."""
     return 28 if request["kernel"] == "k2" and request["config"]["variant"] == "fused" else 0
 
 
@@ -229,7 +229,8 @@ def test_the_newest_triton_spills_nothing_and_serialises_no_wgmma(tmp_path, reco
         requests += [
             {"kernel": "passes", "config": config, "cc": cc, "precision": precision} for precision in PRECISIONS
         ]
-    requests += _fused_requests() + PAIRS_REQUESTS
+    # not the K1 of pairs, which only 3.6 compiles: by others its calls run as two stages (kda.PAIRS_COMPILE)
+    requests += _fused_requests() + PAIRS_REQUESTS[3:]
     found = _compile(requests, python, timeout_seconds=1500)
     asked = [(r["kernel"], r["cc"], r) for r in requests for _ in range(2 if r["kernel"] == "passes" else 1)]
     faults = [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ from kdatune_kernels.snapshot import Snapshot
 from kdatune_kernels.snapshot import dump_snapshot
 from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import default_config
+from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import KNOWN_GPUS
 from kdatune_kernels.spec import K1Config
 from kdatune_kernels.spec import K2Config
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Shape
 from kdatune_kernels.spec import canonical
+from kdatune_kernels.spec import shape_of
 
 CARD = torch.cuda.is_available()
 H200 = KNOWN_GPUS["NVIDIA H200"]
@@ -139,3 +142,12 @@ def test_a_programming_error_is_not_swallowed(resolver, sample, monkeypatch):
     with pytest.raises(AttributeError, match="a typo"):
         call(sample)
     assert resolver.counters()["quarantined"] == 0
+
+
+def test_by_a_triton_that_cannot_compile_them_pairs_run_as_two_stages(monkeypatch):
+    """3.9.0 refuses a view of their K1; a champion of pairs must not cost a launcher a failed compile."""
+    key = (torch.device("cpu"), 1, 32, 32, 128, 128, torch.bfloat16, 8192, False, None, torch.float32, True, True)
+    asked = SimpleNamespace(precision=None, checkpoints=None, key=key)
+    assert kda._as_launched(asked, PAIRS) == PAIRS
+    monkeypatch.setattr(kda, "PAIRS_COMPILE", False)
+    assert kda._as_launched(asked, PAIRS) == split_default(shape_of(1, 32, 8192, state_v_first=True), None)
