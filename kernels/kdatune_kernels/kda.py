@@ -381,7 +381,7 @@ _split_of = functools.lru_cache(maxsize=256)(split_default)  # up to 250 us a ca
 
 
 PAIRS_COMPILE = triton.__version__.startswith("3.6.")
-"""Whether this Triton compiles the K1 of 32 tokens: 3.9.0 refuses its views of shared memory that are larger than their source."""
+"""Whether this Triton compiles the K1 of 32 tokens: 3.9.0 refuses views of shared memory that are larger than their source."""
 
 
 def _as_launched(call: _Call, config: LaunchConfig) -> LaunchConfig:
