@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from kdatune_kernels.errors import MeasurementError
 from kdatune_kernels.launch import ensure_compile_cache
+from kdatune_kernels.launch import staged_state
 from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import PAIRS_K2
 from kdatune_kernels.spec import CHUNK_TOKENS
@@ -316,9 +317,12 @@ def _k2_source(
 def _fused_source(
     precision: Precision, flags: dict[str, Any], state: dict[str, str]
 ) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+    import torch
+
     from kdatune_kernels import fused_sm90
 
-    staged = flags["HAS_H0"] and flags["V_FIRST"] and state["h0"] == "*fp32"
+    kind = torch.float32 if state["h0"] == "*fp32" else torch.bfloat16
+    staged = flags["HAS_H0"] and staged_state(kind, flags["V_FIRST"])
     types = {
         **dict.fromkeys(("q_d", "k_d"), _desc("bf16", 16, 64)),
         **dict.fromkeys(("g_d", "v_d", "o_d"), _desc("bf16", 16, 128)),

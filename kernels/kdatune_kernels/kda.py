@@ -19,10 +19,10 @@ from kdatune_kernels import launch
 from kdatune_kernels import repeated
 from kdatune_kernels import stages
 from kdatune_kernels.errors import ConfigError
+from kdatune_kernels.match import split_of
 from kdatune_kernels.resolve import launcher
 from kdatune_kernels.space import PAIRS
 from kdatune_kernels.space import config_ok
-from kdatune_kernels.space import split_default
 from kdatune_kernels.spec import Gpu
 from kdatune_kernels.spec import LaunchConfig
 from kdatune_kernels.spec import Precision
@@ -377,9 +377,6 @@ def _run(call: _Call, config: LaunchConfig) -> _Ran:
     return _Ran(p, config)
 
 
-_split_of = functools.lru_cache(maxsize=256)(split_default)  # up to 250 us a call
-
-
 PAIRS_COMPILE = triton.__version__.startswith("3.6.")
 """Whether this Triton compiles the K1 of 32 tokens: 3.9.0 refuses views of shared memory that are larger than their source."""
 
@@ -389,7 +386,7 @@ def _as_launched(call: _Call, config: LaunchConfig) -> LaunchConfig:
     precision = config.precision if call.precision is None else call.precision
     served = PAIRS_COMPILE and precision == PAIRS.precision and call.checkpoints is None
     if config.k2 == PAIRS.k2 and not served:
-        config = _split_of(_shape(*call.key[1:]), _gpu(call.key[0]))
+        config = split_of(_shape(*call.key[1:]), _gpu(call.key[0]))
     return config if config.precision == precision else replace(config, precision=precision)
 
 

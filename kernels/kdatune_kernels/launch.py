@@ -370,15 +370,16 @@ def fused_call(problem: Problem, ws: Workspace, o: torch.Tensor, ht: torch.Tenso
     ctas = min(chains, _processors(o.device))
     # A pointer the kernel never follows stands in for an absent state.
     h0_ptr, ht_ptr = (x if x is not None else p.dt_bias for x in (p.h0, ht))
-    staged = p.h0 is not None and staged_state(p.h0.dtype, p.state_v_first) and p.h0.data_ptr() % 16 == 0
+    aligned = p.h0 is not None and p.h0.data_ptr() % 16 == 0
+    staged = p.h0 if aligned and staged_state(h0_ptr.dtype, p.state_v_first) else None
     return functools.partial(
         fused_sm90.kda_fused[(ctas,)],
         *(described(x, CHUNK_TOKENS, 64) for x in (p.q, p.k)),
         *(described(x, CHUNK_TOKENS, 128) for x in (p.g, p.v, o)),
-        described(p.h0.view(-1, 128), 128, 32) if staged and p.h0 is not None else described(o, CHUNK_TOKENS, 128),
+        described(o, CHUNK_TOKENS, 128) if staged is None else described(staged.view(-1, 128), 128, 32),
         o, h0_ptr, ht_ptr, p.beta, p.A_log, p.dt_bias, tables.spans, p.beta.stride(0), p.beta.stride(1), heads, chains, ctas,
         p.lower_bound * LOG2E.value, p.scale, GROUP=heads // p.q.shape[1], HALF=ws.half, EXACT=ws.exact,
-        HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, STAGED=staged, num_warps=4,
+        HAS_H0=p.h0 is not None, STORE_HT=ht is not None, V_FIRST=p.state_v_first, STAGED=staged is not None, num_warps=4,
         maxnreg=fused_sm90.MAXNREG,
     )  # fmt: skip
 

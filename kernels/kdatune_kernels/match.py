@@ -35,7 +35,7 @@ REGRET_BOUND = 1.05
 
 # A request's default is asked for at every answer, a champion's at every answer that it is a candidate for: up to 250 us.
 _default_of = functools.lru_cache(maxsize=1 << 14)(default_config)
-_split_of = functools.lru_cache(maxsize=1 << 14)(split_default)
+split_of = functools.lru_cache(maxsize=1 << 14)(split_default)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Champion:
     @functools.cached_property
     def split_default(self) -> LaunchConfig:
         """That of K1 and K2 as two stages."""
-        return _split_of(self.shape, self.gpu)
+        return split_of(self.shape, self.gpu)
 
     @property
     def default_regret(self) -> float | None:
@@ -129,9 +129,9 @@ def choose(ranked: list[Ranked], level: GpuLevel, shape: Shape, gpu: Gpu) -> Mat
         if rank == 0:
             answer, regret, reason = champion.config, 1.0, None
         else:
-            answer = _carried_over(champion, _split_of(shape, gpu))
+            answer = _carried_over(champion, split_of(shape, gpu))
             regret = NEAREST_REGRET if champion.nearest_regret is None else champion.nearest_regret
-            reason = _too_far(champion, answer, shape, _default_of(shape, gpu), _split_of(shape, gpu))
+            reason = _too_far(champion, answer, shape, _default_of(shape, gpu), split_of(shape, gpu))
         reason = reason or config_ok(answer, shape, gpu)
         if reason is None:
             return Match(

@@ -172,6 +172,17 @@ def test_a_limit_leaves_a_readable_file_and_the_same_command_goes_on(fake_device
     assert len(set(fake_device.calls("check"))) == len(fake_device.calls("check")) == second.checks
 
 
+def test_a_sweep_that_was_cut_off_between_two_pairs_holds_each_once(fake_device, tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    first = record(fake_device, path, shapes=SHAPES[:1])
+    rows = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.with_name(path.name + ".part").write_bytes(b"".join(rows[:-3]))
+    second = record(fake_device, path, shapes=SHAPES[:1])
+    again = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    assert (second.pairs, len(again)) == (first.pairs, len(rows))
+    assert sorted(again) == sorted(rows)
+
+
 def test_a_part_of_another_build_is_dropped(fake_device, tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.gz"
     monkeypatch.setenv("KDATUNE_FAKE_SECONDS", "0.05")

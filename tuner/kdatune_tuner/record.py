@@ -234,7 +234,8 @@ class Recorder:
                 f"{shape.key()}: the card was not steady in {_STEADY_TRIES} rounds; its pairs are those of the last"
             )
         for row in timed:
-            self._add(writer, row)
+            if _key(row) not in self._done:  # a part file may hold some from before it was cut off
+                self._add(writer, row)
 
     def _time(self, writer: SweepWriter, worker: Worker, row: Json, kernel: str, config: Json) -> None:
         if _key(row) not in self._done and not self._late():
